@@ -1,0 +1,118 @@
+"""The plan: which rank encodes each item. Data only; `exchange` and `restore` run it and decide nothing."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evenload.balancer.errors import ItemError
+from evenload.balancer.items import frozen_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from evenload.balancer.items import ItemTable
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Where each item of a table is encoded.
+
+    A rank encodes its items in table order, that is by home rank and then in batch order; so the rows it sends
+    back are already grouped by the rank they belong to.
+
+    Attributes:
+        table: the items.
+        costs: int64 `[n]`, quantised cost of each item.
+        rank: int32 `[n]`, the rank that encodes each item.
+        bound: proven lower bound on the largest load of any placement, in cost units.
+        method: how the placement was found (`"as_loaded"` where nothing moves).
+        order: int64 `[n]`, item numbers sorted by encoding rank, then item number; derived.
+        offsets: int64 `[ranks + 1]`, where each rank's items begin in `order`; derived.
+        loads_before: int64 `[ranks]`, cost a rank holds as loaded; derived.
+        loads_after: int64 `[ranks]`, cost a rank encodes; derived.
+
+    Raises:
+        ItemError: columns that do not match the table, or a rank outside the group.
+    """
+
+    table: ItemTable
+    costs: npt.NDArray[np.int64]
+    rank: npt.NDArray[np.int32]
+    bound: int
+    method: str
+    order: npt.NDArray[np.int64] = field(init=False)
+    offsets: npt.NDArray[np.int64] = field(init=False)
+    loads_before: npt.NDArray[np.int64] = field(init=False)
+    loads_after: npt.NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        n, ranks = len(self.table), self.table.ranks
+        object.__setattr__(self, "costs", frozen_array(self.costs, np.int64))
+        object.__setattr__(self, "rank", frozen_array(self.rank, np.int32))
+        if len(self.costs) != n or len(self.rank) != n:
+            msg = (
+                f"a plan has one rank and one cost an item: {n} items, {len(self.rank)} ranks, {len(self.costs)} costs"
+            )
+            raise ItemError(msg)
+        if n and (self.rank.min() < 0 or self.rank.max() >= ranks):
+            msg = f"an item is encoded on a rank within 0..{ranks - 1}, found {self.rank.min()}..{self.rank.max()}"
+            raise ItemError(msg)
+        counts = np.bincount(self.rank, minlength=ranks)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        object.__setattr__(self, "order", frozen_array(np.argsort(self.rank, kind="stable"), np.int64))
+        object.__setattr__(self, "offsets", frozen_array(offsets, np.int64))
+        object.__setattr__(self, "loads_before", self._loads(self.table.home))
+        object.__setattr__(self, "loads_after", self._loads(self.rank))
+
+    def _loads(self, rank: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        loads = np.zeros(self.table.ranks, dtype=np.int64)
+        np.add.at(loads, rank, self.costs)
+        return frozen_array(loads, np.int64)
+
+    def encodes(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return the items that `rank` encodes, in the order in which it does: int64 `[k]`, ascending."""
+        return self.order[self.offsets[rank] : self.offsets[rank + 1]]
+
+    def at_home(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return the items of `rank`'s own batch, in batch order: int64 `[k]`, ascending."""
+        return np.arange(self.table.home_offsets[rank], self.table.home_offsets[rank + 1])
+
+    @property
+    def moved(self) -> npt.NDArray[np.bool_]:
+        """Bool `[n]`: whether an item is encoded away from home."""
+        moved: npt.NDArray[np.bool_] = self.rank != self.table.home
+        return moved
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that cross ranks when the plan is run."""
+        return int(self.table.nbytes[self.moved].sum())
+
+    def imbalance(self) -> tuple[float, float, float]:
+        """Return largest over mean load: as loaded, as planned, and the least that any placement can reach."""
+        mean = float(self.loads_before.sum()) / self.table.ranks
+        if mean == 0:
+            return 1.0, 1.0, 1.0
+        return float(self.loads_before.max()) / mean, float(self.loads_after.max()) / mean, self.bound / mean
+
+    def digest(self) -> int:
+        """Return 32 bits that two ranks share exactly when they hold the same plan."""
+        table = self.table
+        parts = (table.home, table.length, table.rows, table.nbytes, self.costs, self.rank)
+        checksum = zlib.crc32(np.array([table.ranks, len(table)], dtype="<i8").tobytes())
+        for part in parts:
+            checksum = zlib.crc32(np.ascontiguousarray(part).astype("<i8").tobytes(), checksum)
+        return checksum
+
+    def __repr__(self) -> str:
+        before, after, bound = self.imbalance()
+        return (
+            f"Plan({self.method}: {len(self.table)} items, {self.table.ranks} ranks, "
+            f"max/mean {before:.3f} -> {after:.3f}, bound {bound:.3f}, {self.moved_bytes} bytes moved)"
+        )
