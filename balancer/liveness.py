@@ -1,0 +1,116 @@
+"""Which rank is it? After a collective failed, tells the ranks that died from those that merely noticed.
+
+Ranks on one host see each other's processes, so a dead one is named at once. Elsewhere ranks that notice the fault
+sign a roll call in the job's store, and those that do not sign within a grace period are named.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+__all__ = ["Peers"]
+
+
+def _process_space() -> str:
+    """Name the host and the process namespace in which a process number means something."""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()}/{namespace}"
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether the process ended; one that ended and waits for its parent to notice counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return Path("/proc/self/stat").exists()
+    return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
+
+
+class Peers:
+    """The processes of a group.
+
+    Args:
+        store: shared by the ranks of the group and by nobody else.
+        job: shared by all groups of the job.
+        ranks: global ranks of the group.
+        rank: this rank within the group.
+    """
+
+    def __init__(self, store: dist.Store, job: dist.Store, ranks: Sequence[int], rank: int) -> None:
+        self._store = store
+        self._job = job
+        self._ranks = ranks
+        self._rank = rank
+        self._size = len(ranks)
+        self._space = _process_space()
+        store.set(f"process/{rank}", f"{os.getpid()} {self._space}")
+        self._pids: dict[int, int] | None = None
+
+    def _local_pids(self) -> dict[int, int]:
+        """Return process numbers of the ranks that share this host; read once, while everybody lives."""
+        if self._pids is None:
+            self._pids = {}
+            for rank in range(self._size):
+                if self._store.check([f"process/{rank}"]):
+                    pid, _, space = self._store.get(f"process/{rank}").decode().partition(" ")
+                    if space == self._space:
+                        self._pids[rank] = int(pid)
+        return self._pids
+
+    def remember(self) -> None:
+        """Learn the peers' process numbers now, so that they are known even if the store dies with a rank."""
+        self._local_pids()
+
+    def find_dead(self, grace_s: float = 0.0) -> dict[int, str]:
+        """Return `{rank: reason}` for the ranks of this host whose process ended, within `grace_s`; needs no store."""
+        pids = self._pids or {}
+        deadline = time.monotonic() + grace_s
+        while True:
+            gone = [rank for rank, pid in pids.items() if rank != self._rank and _is_gone(pid)]
+            if gone or time.monotonic() >= deadline:
+                return {rank: f"(process {pids[rank]}) is gone: its process ended" for rank in gone}
+            time.sleep(0.05)
+
+    def leave(self) -> None:
+        """Let the others know that this rank closes its channels and takes part in nothing more."""
+        self._store.set(f"left/{self._rank}", "1")
+
+    def has_left(self, rank: int) -> bool:
+        """Whether `rank` said so."""
+        return self._store.check([f"left/{rank}"])
+
+    def notice(self) -> None:
+        """Let all groups of the job know that this rank has noticed a fault, and may leave for it."""
+        self._job.set(f"noticed/{self._ranks[self._rank]}", "1")
+
+    def find_lost(self, grace_s: float) -> dict[int, str]:
+        """Return `{rank: reason}` for dead ranks, or else for those that do not sign the roll call in time.
+
+        Ranks that left because they noticed the fault are not its cause.
+        """
+        self._local_pids()
+        self._store.set(f"here/{self._rank}", "1")
+        deadline = time.monotonic() + grace_s
+        while True:
+            dead = self.find_dead()
+            absent = [r for r in range(self._size) if not self._store.check([f"here/{r}"])]
+            if not dead and (left := [r for r in absent if self.has_left(r)]):
+                return dict.fromkeys(left, "closed its loader while this one was in the middle of a step")
+            if dead or not absent or self._store.check(["fault"]):
+                unaware = {r: why for r, why in dead.items() if not self._job.check([f"noticed/{self._ranks[r]}"])}
+                return unaware or dead
+            if time.monotonic() > deadline:
+                return dict.fromkeys(absent, "did not answer")
+            time.sleep(0.05)
