@@ -1,0 +1,274 @@
+"""`BalancedLoader`: put it around the loader you have, and no rank waits for another one's video."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evenload.balancer.errors import ClosedError, ItemError
+from evenload.balancer.metadata import MAX_STREAMS
+from evenload.balancer.planner import PlanOptions
+from evenload.loaders.agreement import ON_UNEVEN
+from evenload.loaders.channels import Channels, open_channels
+from evenload.loaders.prefetch import Prefetcher
+from evenload.loaders.protocol import Stream, WindowProtocol, empty_inputs
+from evenload.loaders.source import END, Source
+from evenload.loaders.ticket import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from evenload.balancer.comm import Comm
+    from evenload.balancer.cost import CostModel
+    from evenload.balancer.metrics import WindowMetrics
+    from evenload.loaders.adapters import Adapter
+
+__all__ = ["BalancedLoader"]
+
+_HISTORY = 1000
+# What trainers read from a loader, and what has the same meaning on the wrapped one.
+_FORWARDED = frozenset(
+    {
+        "batch_sampler",
+        "batch_size",
+        "collate_fn",
+        "dataset",
+        "drop_last",
+        "generator",
+        "multiprocessing_context",
+        "num_workers",
+        "persistent_workers",
+        "pin_memory",
+        "prefetch_factor",
+        "sampler",
+        "set_epoch",
+        "timeout",
+    }
+)
+
+
+class BalancedLoader:
+    """Iterates over a loader's own batches, with the encoder work of the items in them evened out over ranks.
+
+    In each batch the value under an adapter's key becomes a `Ticket`; everything else stays as it is:
+
+        for batch in loader:
+            ticket = batch["pixel_values"]
+            rows = encoder(**ticket.inputs)   # what this rank encodes now
+            rows = ticket.restore(rows)       # back home, original order, differentiable
+
+    Batches are drawn, planned and exchanged in the background, `prefetch` windows ahead, over a CPU process group of
+    its own. With one process, or with `balance=False`, nothing is exchanged: tickets hold the batch's own tensors.
+    All ranks of the group build the loader with the same settings and iterate over it in step.
+
+    Args:
+        loader: any iterable of batches: a torch `DataLoader`, a webdataset `WebLoader`, a generator function's
+            result. It is already sharded: each rank iterates over its own samples.
+        items: where the items are in a batch: an adapter, or several for several modalities.
+        cost: predicts the work of an item; for several adapters a mapping from their keys.
+        group: ranks that exchange items: a process group, a one-dimensional device mesh, or a `Comm`. By default the
+            data-parallel ranks that share this node.
+        data_parallel_group: all ranks that load data, among which the end of the data is agreed. By default all ranks
+            of the job.
+        balance: whether to balance at all.
+        options: tolerance, counts and limits of the plans.
+        on_uneven: when some ranks run out of batches before others: "stop" ends all ranks there (and logs what stays
+            unused), "pad_empty" lets the others finish while ranks without data get empty batches, "error" raises.
+        prefetch: windows that are prepared ahead, at least 1.
+        timeout_s: seconds after which a rank that does not answer counts as lost.
+
+    Raises:
+        ItemError: settings that make no sense.
+        MismatchError: the job has several processes, but torch.distributed is not initialised (when iterating).
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        items: Adapter | Sequence[Adapter],
+        cost: CostModel | Mapping[Any, CostModel],
+        group: ProcessGroup | DeviceMesh | Comm | None = None,
+        data_parallel_group: ProcessGroup | DeviceMesh | Comm | None = None,
+        balance: bool = True,
+        options: PlanOptions | None = None,
+        on_uneven: str = "stop",
+        prefetch: int = 2,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._loader = loader
+        self._adapters = _as_adapters(items)
+        self._costs = _as_costs(cost, self._adapters)
+        if on_uneven not in ON_UNEVEN or prefetch < 1 or timeout_s <= 0:
+            msg = (
+                f"on_uneven is one of {ON_UNEVEN}, prefetch at least 1 and timeout_s above 0; "
+                f"found {on_uneven!r}, {prefetch} and {timeout_s}"
+            )
+            raise ItemError(msg)
+        self._groups = (group, data_parallel_group)
+        self._balance = balance
+        self._options = options or PlanOptions()
+        self._on_uneven = on_uneven
+        self._prefetch = prefetch
+        self._timeout_s = timeout_s
+        self._channels: Channels | None = None
+        self._protocol: WindowProtocol | None = None
+        self._running: Prefetcher | None = None
+        self._epoch = 0
+        self._closed = False
+        self.metrics: deque[WindowMetrics] = deque(maxlen=_HISTORY)
+
+    @property
+    def last_window(self) -> WindowMetrics | None:
+        """What balancing did to the newest window handed out; `None` before the first, or where nothing is balanced."""
+        return self.metrics[-1] if self.metrics else None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass over the data; one that is still under way ends. All ranks begin together."""
+        if self._closed:
+            msg = "the loader was closed; build another one"
+            raise ClosedError(msg)
+        if self._running is not None and not self._running.close(patience_s=self._timeout_s):
+            self.close()
+            msg = "the pass before was left on some ranks only, so the ranks are out of step; build another loader"
+            raise ClosedError(msg)
+        self._running = None
+        if not self._balance:
+            return _Unbalanced(self._loader, self._adapters)
+        if self._channels is None:
+            self._channels = open_channels(*self._groups, streams=len(self._adapters), timeout_s=self._timeout_s)
+        if self._channels.background is None:
+            return _Unbalanced(self._loader, self._adapters)
+        if self._protocol is None:
+            self._protocol = self._make_protocol(self._channels, self._channels.background)
+        self._protocol.begin_epoch(self._epoch)
+        self._epoch += 1
+        source = Source(self._loader)
+        source.prime()
+        self._running = Prefetcher(
+            self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
+        )
+        return _Balanced(self._running, self.metrics.append)
+
+    def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
+        parts = zip(self._adapters, self._costs, channels.paths, strict=True)
+        return WindowProtocol(
+            comm=background,
+            world=channels.world,
+            streams=[Stream(adapter=adapter, cost=cost, path=path) for adapter, cost, path in parts],
+            options=self._options,
+            on_uneven=self._on_uneven,
+        )
+
+    def __len__(self) -> int:
+        """Return the wrapped loader's length; it is this rank's own, before ends are agreed.
+
+        Raises:
+            TypeError: the wrapped loader has none.
+        """
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED:
+            return getattr(self._loader, name)
+        msg = f"{type(self).__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+
+    def close(self) -> None:
+        """End the background work and the process groups. Idempotent; called on leaving a `with` block."""
+        self._closed = True
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        if self._channels is not None:
+            self._channels.close()
+
+    def __enter__(self) -> BalancedLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_adapters(items: Adapter | Sequence[Adapter]) -> tuple[Adapter, ...]:
+    adapters = tuple(items) if isinstance(items, (list, tuple)) else (items,)
+    keys = [adapter.key for adapter in adapters]
+    if not 1 <= len(adapters) <= MAX_STREAMS or len(set(keys)) < len(keys):
+        msg = f"items is 1 to {MAX_STREAMS} adapters with different keys, found {len(adapters)} with keys {keys}"
+        raise ItemError(msg)
+    return adapters
+
+
+def _as_costs(cost: CostModel | Mapping[Any, CostModel], adapters: Sequence[Adapter]) -> tuple[CostModel, ...]:
+    if not isinstance(cost, Mapping):
+        if len(adapters) > 1:
+            msg = f"cost is a mapping from each of {[a.key for a in adapters]} to its model, found {cost!r:.80}"
+            raise ItemError(msg)
+        return (cost,)
+    missing = [adapter.key for adapter in adapters if adapter.key not in cost]
+    if missing:
+        msg = f"cost has a model for each kind of items, missing for {missing}"
+        raise ItemError(msg)
+    return tuple(cost[adapter.key] for adapter in adapters)
+
+
+class _Balanced:
+    """One pass: takes windows from the background thread, and lets it end when the pass is dropped."""
+
+    def __init__(self, prefetcher: Prefetcher, record: Callable[[WindowMetrics], None]) -> None:
+        self._prefetcher = prefetcher
+        self._record = record
+        weakref.finalize(self, prefetcher.stop).atexit = False
+
+    def __iter__(self) -> _Balanced:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        window = self._prefetcher.get()
+        if window is None:
+            raise StopIteration
+        self._record(dataclasses.replace(window.metrics, wait_s=time.perf_counter() - began))
+        return window.batch
+
+
+class _Unbalanced:
+    """One pass in which every rank encodes its own items: tickets hold the batch's own tensors."""
+
+    def __init__(self, loader: Iterable[Any], adapters: Sequence[Adapter]) -> None:
+        self._source = Source(loader)
+        self._source.prime()
+        self._adapters = adapters
+        self._schemas: dict[int, str] = {}
+
+    def __iter__(self) -> _Unbalanced:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._source.next()
+        if batch is END:
+            raise StopIteration
+        for number, adapter in enumerate(self._adapters):
+            batch = adapter.put(batch, self._ticket(number, adapter, batch))
+        return batch
+
+    def _ticket(self, number: int, adapter: Adapter, batch: Any) -> Ticket:
+        inputs = adapter.own_inputs(batch)
+        if inputs is None:
+            inputs = self._inputs_without_items(number, adapter, batch)
+        elif number not in self._schemas:
+            self._schemas[number] = adapter.find(batch).schema
+        return Ticket(adapter=adapter, inputs=inputs, home_rows=lambda: adapter.find(batch).rows)
+
+    def _inputs_without_items(self, number: int, adapter: Adapter, batch: Any) -> dict[str, Any] | None:
+        found = adapter.find(batch)
+        if found.inputs is not None and not adapter.phantom:
+            return found.inputs
+        return empty_inputs(adapter, self._schemas.get(number) or found.empty_schema) or found.inputs
