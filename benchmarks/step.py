@@ -66,7 +66,7 @@ class Settings:
 
     batches: ImageBatches = field(
         default_factory=lambda: ImageBatches(
-            samples=4, images=(1, 3), patches=96, sigma=1.0, cut=2048, text=64, patch_values=768
+            samples=6, images=(1, 4), patches=64, sigma=1.2, cut=2048, text=64, patch_values=768
         )
     )
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vision_layers=6))

@@ -22,6 +22,8 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from evenload.bindings.demo.run import DemoConfig, Outcome
+
 __all__ = ["app", "main"]
 
 app = typer.Typer(
@@ -118,29 +120,12 @@ def demo(
         "demo",
         {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn", "matplotlib": "matplotlib"},
     )
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from evenload.bindings.demo.data import DataConfig
     from evenload.bindings.demo.picture import draw
-    from evenload.bindings.demo.run import DemoConfig, RunName, run_demo
-    from evenload.bindings.launch import RanksFailedError
+    from evenload.bindings.demo.run import DemoConfig
 
     console = Console()
-    config = DemoConfig(ranks=ranks, steps=steps, data=DataConfig(seed=seed))
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        names: tuple[RunName, ...] = ("as loaded", "balanced")
-        bars = {name: progress.add_task(name, total=steps, start=False) for name in names}
-
-        def on_step(name: RunName) -> None:
-            progress.start_task(bars[name])
-            progress.advance(bars[name])
-
-        try:
-            outcome = run_demo(config, on_step)
-        except RanksFailedError as error:
-            _stop(str(error), status=1)
-
+    outcome = _run_with_progress(DemoConfig(ranks=ranks, steps=steps, data=DataConfig(seed=seed)), console)
     report = outcome.report
     console.print(report.table())
     draw(picture, outcome.times_before, outcome.times_after, weight_difference=report.max_weight_difference)
@@ -149,6 +134,28 @@ def demo(
         _write_json(json_file, dataclasses.asdict(report))
     if problems := report.problems():
         _stop(" ".join(problems), status=1)
+
+
+def _run_with_progress(config: DemoConfig, console: Console) -> Outcome:
+    """Run the demo under two progress bars, one a run."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from evenload.bindings.demo.run import RunName, run_demo
+    from evenload.bindings.launch import RanksFailedError
+
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        names: tuple[RunName, ...] = ("as loaded", "balanced")
+        bars = {name: progress.add_task(name, total=config.steps, start=False) for name in names}
+
+        def on_step(name: RunName) -> None:
+            progress.start_task(bars[name])
+            progress.advance(bars[name])
+
+        try:
+            return run_demo(config, on_step)
+        except RanksFailedError as error:
+            _stop(str(error), status=1)
 
 
 if __name__ == "__main__":

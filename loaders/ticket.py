@@ -168,10 +168,10 @@ class Ticket:
         packed = self._adapter.pack_rows(rows, counts)
         if self._adapter.phantom and not len(counts):
             return packed[:0]
-        if packed.shape[0] != counts.sum():
+        if packed.dim() < 1 or packed.shape[0] != counts.sum():
             msg = (
                 f"{self._where()}restore takes one row for each row that the items yield: {len(counts)} items with "
-                f"{int(counts.sum())} rows, found {packed.shape[0]}. Pass the encoder's output for exactly "
+                f"{int(counts.sum())} rows, found {list(packed.shape)}. Pass the encoder's output for exactly "
                 "ticket.inputs, and check the adapter's rule for rows"
             )
             raise TicketError(msg)

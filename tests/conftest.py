@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 # No deadlines: the first example of many tests compiles a kernel or starts processes. Derandomised in CI, so that a
 # red run is about the change; the quick profile, run by people all day, is what looks for new examples.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=40)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300, derandomize=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100, derandomize=True)
 hypothesis.settings.load_profile("thorough" if os.environ.get("CI") == "true" else "quick")
 
 _LEAVE_S = 5.0  # what threads and processes that a test has closed get to be gone

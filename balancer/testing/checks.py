@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from evenload.balancer import wire
+from evenload.balancer.errors import RankLostError
 from evenload.balancer.exchange import exchange
 from evenload.balancer.local import run_ranks_local
 from evenload.balancer.reshard import return_home
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from evenload.balancer.comm import Comm
+    from evenload.balancer.local import LocalComm
     from evenload.balancer.plan import Plan
 
     Exchange = Callable[[Plan, Callable[[int], object], Comm], list[Any]]
@@ -109,7 +111,7 @@ def check_round_trip(
     def join(parts: list[Tensor]) -> Tensor:
         return torch.cat([nothing, *parts])
 
-    def work(comm: Comm) -> None:
+    def check(comm: LocalComm) -> None:
         home, encoded = plan.at_home(comm.rank).tolist(), plan.encodes(comm.rank).tolist()
         arrived = exchange(plan, lambda k: rows[home[k]], comm)
         check_same_value([rows[i] for i in encoded], arrived, where=f"payloads of rank {comm.rank}")
@@ -120,9 +122,17 @@ def check_round_trip(
             (grad,) = torch.autograd.grad(back, made, join([grads[i] for i in home]))
             check_same_value(join([grads[i] for i in encoded]), grad, where=f"gradient of rank {comm.rank}")
 
-    for outcome in run_ranks_local(work, plan.table.ranks, timeout_s=timeout_s):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    def work(comm: LocalComm) -> None:
+        try:
+            check(comm)
+        except BaseException:
+            comm.world.kill(comm.rank)  # nobody needs to wait for this rank
+            raise
+
+    outcomes = run_ranks_local(work, plan.table.ranks, timeout_s=timeout_s)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, RankLostError))  # the cause, not who missed that rank
 
 
 class Difference(NamedTuple):

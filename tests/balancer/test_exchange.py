@@ -34,6 +34,11 @@ def test_every_dtype_comes_back_exactly(dtype: torch.dtype) -> None:
     check_round_trip(swapped(rows=[3, 0, 1, 5]), dtype=dtype)
 
 
+def test_items_of_one_rank_leave_for_several() -> None:
+    table = ItemTable.from_lengths([[1, 2, 3], [], [4]], rows=[[3, 1, 2], [], [4]])
+    check_round_trip(Plan(table=table, costs=table.length, rank=[2, 1, 0, 1], bound=0, method="drawn"))
+
+
 def swapped(rows: list[int]) -> Plan:
     """Two ranks, two items each, of which each rank gives its second one away."""
     table = ItemTable.from_lengths([[1, 1], [1, 1]], rows=[rows[:2], rows[2:]], token_bytes=16)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -49,10 +50,14 @@ def test_gather_and_maximum(size: int) -> None:
 def test_what_a_rank_sent_or_received_is_its_own() -> None:
     """As on a network: writing to it afterwards changes nothing elsewhere."""
 
-    def work(comm: LocalComm) -> tuple[list[float], list[list[int]]]:
+    def work(comm: LocalComm) -> list[tuple[list[float], list[list[int]]]]:
+        return [once(comm) for _ in range(100)]
+
+    def once(comm: LocalComm) -> tuple[list[float], list[list[int]]]:
         send, row = torch.full((2,), float(comm.rank)), np.array([comm.rank])
-        found, rows = comm.all_to_all(send, [1, 1], [1, 1]), comm.all_gather(row)
+        found = comm.all_to_all(send, [1, 1], [1, 1])
         send += 10
+        rows = comm.all_gather(row)
         row += 10
         comm.all_gather(row)
         seen = found.tolist(), rows.tolist()
@@ -61,7 +66,12 @@ def test_what_a_rank_sent_or_received_is_its_own() -> None:
         comm.all_gather(row)
         return seen
 
-    assert run_ranks_local(work, 2) == [([0.0, 1.0], [[0], [1]])] * 2
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that ranks meet in the middle of operations
+    try:
+        assert run_ranks_local(work, 2) == [[([0.0, 1.0], [[0], [1]])] * 100] * 2
+    finally:
+        sys.setswitchinterval(interval)
 
 
 MISUSES: dict[str, Callable[[LocalComm], object]] = {

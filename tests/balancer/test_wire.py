@@ -318,8 +318,10 @@ def image_header(width: int, height: int, data: int) -> bytes:
     return b"P" + b"t" + struct.pack("<q", 5) + parts
 
 
+MODE = b"RGB".ljust(16, b"\0")
 LARGE = 2**40
 HOSTILE = {
+    "nesting beyond what travels": raw_frame((b"l" + struct.pack("<q", 1)) * 40 + b"N"),
     "deep nesting": raw_frame((b"l" + struct.pack("<q", 1)) * 20_000 + b"N"),
     "many elements": raw_frame(b"l" + struct.pack("<q", LARGE)),
     "large tensor": raw_frame(b"T" + struct.pack("<bbq", 0, 1, LARGE)),
@@ -335,8 +337,8 @@ HOSTILE = {
     "large text": raw_frame(b"s" + struct.pack("<q", LARGE)),
     "text that is none": raw_frame(b"s" + struct.pack("<q", 1), b"\xff"),
     "key that cannot be one": raw_frame(b"d" + struct.pack("<q", 1) + b"l" + struct.pack("<q", 0) + b"N"),
-    "large image": raw_frame(image_header(2**20, 2**20, 0)),
-    "image whose data is missing": raw_frame(image_header(9, 9, 0)),
+    "large image": raw_frame(image_header(2**13, 2**13, 0), MODE),
+    "image whose data is missing": raw_frame(image_header(9, 9, 0), MODE),
     "class that is no record": raw_frame(b"R" + text("subprocess") + text("Popen") + struct.pack("<q", 0)),
     "class with fields that is no record": raw_frame(b"R" + text("ast") + text("Name") + struct.pack("<q", 0)),
     "record without its fields": raw_frame(
@@ -354,6 +356,12 @@ def test_a_hostile_frame_is_refused_without_a_large_allocation(frame: torch.Tens
         assert tracemalloc.get_traced_memory()[1] < 40 * len(frame) + 1_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_no_memory_is_asked_for_an_image_that_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "frombytes", lambda *_: pytest.fail("was asked for"))
+    with pytest.raises(WireError, match="8192 x 8192 pixels"):
+        wire.decode(raw_frame(image_header(2**13, 2**13, 9), MODE + b"123456789"))
 
 
 @pytest.mark.parametrize(

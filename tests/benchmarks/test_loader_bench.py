@@ -43,6 +43,13 @@ def test_the_command_writes_its_figures(tmp_path: Path) -> None:
     assert group["moved_mib"] > 0
 
 
+def test_the_figure_is_that_of_groups_with_a_core_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.os, "sched_getaffinity", lambda _: {0, 1})
+    two, four, eight = ({"ranks": ranks} for ranks in (2, 4, 8))
+    assert loader._with_a_core_each([two, four]) == [two]
+    assert loader._with_a_core_each([four, eight]) == [four, eight]
+
+
 def test_batches_are_the_same_from_a_seed_and_hold_together() -> None:
     batch, again, other = TINY.draw(1, 2), TINY.draw(1, 2), TINY.draw(1, 3)
     assert all(torch.equal(batch[key], again[key]) for key in batch)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from evenload.balancer import liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +64,7 @@ def test_bad_input_is_one_error_everywhere(
         ("dtype", "MismatchError", ("rank 0 rows of float64", "rank 1 rows of float32", "Call the encoder")),
         ("shape", "MismatchError", ("['rows', 1]", "['rows', 2]")),
         ("gradient", "MismatchError", ("without gradient", "with gradient")),
-        ("count", "TicketError", ("rank 1", "found 9", "ticket.inputs")),
+        ("count", "TicketError", ("rank 1", "found [9, 1]", "ticket.inputs")),
     ],
 )
 def test_rows_that_differ_are_one_error_everywhere(
@@ -77,8 +83,7 @@ def test_a_rank_that_dies_is_named(where: str, rank_outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("where", ["load", "backward"])
-def test_the_host_of_the_store_dies(where: str, rank_outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns, with its own stacks, of each request that failed
+def test_the_host_of_the_store_dies(where: str, rank_outcomes: Outcomes) -> None:
     endings = told(rank_outcomes(3, f"{FAULTS}:host_of_the_store_dies", where), without=0)
     for ending in endings:  # without a store, a rank that left for this reason may be named beside its cause
         assert ending["error"] == "RankLostError", ending
@@ -86,9 +91,25 @@ def test_the_host_of_the_store_dies(where: str, rank_outcomes: Outcomes, monkeyp
         assert ending["seconds"] < SOON_S
 
 
+def test_a_process_counts_as_gone_before_its_parent_has_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        assert not liveness._is_gone(os.getpid())
+        deadline = time.monotonic() + 10
+        while not liveness._is_gone(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert liveness._is_gone(process.pid)
+        assert process.returncode is None
+    assert liveness._is_gone(process.pid)
+
+
 def test_a_death_in_one_group_reaches_the_other(rank_outcomes: Outcomes) -> None:
     outcomes = rank_outcomes(4, f"{FAULTS}:groups_and_a_death")
     check_alike(told(outcomes, without=3), "RankLostError", "rank 3", "its process ended")
+
+
+def test_a_fault_in_one_group_that_nobody_agreed_on_reaches_the_other(rank_outcomes: Outcomes) -> None:
+    outcomes = rank_outcomes(4, f"{FAULTS}:groups_and_a_fault_after_the_exchange")
+    check_alike(told(outcomes), "ItemError", "rank 3", "MemoryError: boom")
 
 
 def test_a_loader_that_hangs_is_named_also_to_its_own_rank(rank_outcomes: Outcomes) -> None:

@@ -30,7 +30,11 @@ def on_ranks() -> Callable[..., list[Any]]:
 
         def work(comm: LocalComm) -> Any:
             with BalancedLoader(batches[comm.rank], group=comm, **settings) as loader:
-                return use(loader, comm)
+                try:
+                    return use(loader, comm)
+                except BaseException:
+                    comm.world.kill(comm.rank)  # nobody needs to wait for this rank
+                    raise
 
         outcomes = run_ranks_local(work, len(batches), timeout_s=10)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -328,6 +328,7 @@ def check(case: Case, outcomes: list[Outcome]) -> None:
         assert "boom" in text or case.fault in ("price", "cap", "columns", "rows"), text
         named = case.group_of(case.rank).index(case.rank) if case.fault == "cap" else case.rank
         assert f"rank {named}" in text, text
+        assert named == case.rank or f"numbered within the group {case.group_of(case.rank)}" in text
 
 
 def check_death(case: Case, outcomes: list[Outcome]) -> None:

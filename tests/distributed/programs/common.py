@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from evenload import BalancedLoader, packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+STAY_S = 12.0  # longer than it may take to learn of a fault
 LENGTHS = ((6, 5, 4), (2,), (1, 1), (3,))
 
 
@@ -49,12 +53,20 @@ def use(batch: dict[str, Any]) -> torch.Tensor:
     return weight.grad
 
 
-def ending(call: Any) -> dict[str, Any]:
-    """Run `call` and return how it ended: its value, or its error's classes and text, and the seconds it took."""
+def ending(call: Any, *, stay_for: Iterable[int] = ()) -> dict[str, Any]:
+    """Run `call` and return how it ended: its value, or its error's classes and text, and the seconds it took.
+
+    The ranks of `stay_for` stay until all of them have ended: the others learn much from a process that leaves.
+    """
     began = time.monotonic()
     try:
-        value = call()
+        found = {"error": "", "value": call(), "text": ""}
     except Exception as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        return {"error": kinds[0], "kinds": kinds, "text": str(error), "seconds": time.monotonic() - began}
-    return {"error": "", "value": value, "text": "", "seconds": time.monotonic() - began}
+        found = {"error": kinds[0], "kinds": kinds, "text": str(error)}
+    found["seconds"] = time.monotonic() - began
+    store = dist.distributed_c10d._get_default_store()
+    with contextlib.suppress(dist.DistError):  # the store may have died with its host
+        store.set(f"ended/{dist.get_rank()}", "1")
+        store.wait([f"ended/{rank}" for rank in stay_for], timedelta(seconds=STAY_S))
+    return found

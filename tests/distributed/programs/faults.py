@@ -71,24 +71,27 @@ def bad_input(rank: int, world_size: int, kind: str, faulty: int) -> dict[str, A
 
     settings = {"cost": cost, "options": PlanOptions(max_tokens=50), **(BAD_SETTINGS.get(kind, {}) if mine else {})}
     with loader_of(source(), **settings) as loader:
-        return ending(lambda: consume(loader))
+        return ending(lambda: consume(loader), stay_for=range(world_size))
+
+
+DIFFERENT_ROWS = {
+    "dtype": lambda rows: rows.float(),
+    "shape": lambda rows: rows.repeat(1, 2),
+    "gradient": lambda rows: rows.requires_grad_(),
+    "count": lambda rows: torch.cat([rows, rows[:1]]),
+}
 
 
 def rows_differ(rank: int, world_size: int, kind: str) -> dict[str, Any]:
-    def run() -> None:
-        with loader_of(batches(rank, 3)) as loader:
-            for batch in loader:
-                rows = batch["x"].inputs["x"].clone()
-                if rank == 1:
-                    rows = {
-                        "dtype": rows.float(),
-                        "shape": rows.repeat(1, 2),
-                        "gradient": rows.requires_grad_(),
-                        "count": torch.cat([rows, rows[:1]]),
-                    }[kind]
-                batch["x"].restore(rows)
+    loader = loader_of(batches(rank, 3))
 
-    return ending(run)
+    def run() -> None:
+        for batch in loader:
+            rows = batch["x"].inputs["x"].clone()
+            batch["x"].restore(DIFFERENT_ROWS[kind](rows) if rank == 1 else rows)
+
+    with loader:
+        return ending(run, stay_for=range(world_size))
 
 
 def die() -> None:
@@ -131,7 +134,8 @@ def dies(rank: int, world_size: int, where: str, victim: int) -> dict[str, Any]:
                 home = Fatal.apply(home)
             home.sum().backward()
 
-    return ending(run)
+    others = [other for other in range(world_size) if other != victim]
+    return ending(run, stay_for=[] if victim == 0 else others)
 
 
 def host_of_the_store_dies(rank: int, world_size: int, where: str) -> dict[str, Any]:
@@ -154,7 +158,25 @@ def groups_and_a_death(rank: int, world_size: int) -> dict[str, Any]:
     """Two groups of two; rank 3 dies while it loads."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     source = fatal_source(rank, at_fault=rank == 3)
-    return ending(lambda: consume(loader_of(source, group=groups[rank // 2], prefetch=1)))
+    loader = loader_of(source, group=groups[rank // 2], prefetch=1)
+    return ending(lambda: consume(loader), stay_for=[0, 1, 2])
+
+
+class NoRoom(type(packed("x", "n"))):  # type: ignore[misc]
+    """The adapter of packed items, on a rank that runs out of memory when it puts the third batch together."""
+
+    def put(self, batch: Any, ticket: object) -> Any:
+        if dist.get_rank() == 3 and batch["home"][0] >= 3200:
+            msg = "boom"
+            raise MemoryError(msg)
+        return super().put(batch, ticket)
+
+
+def groups_and_a_fault_after_the_exchange(rank: int, world_size: int) -> dict[str, Any]:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    adapter = NoRoom(key="x", sizes_key="n", measure=packed("x", "n").measure)
+    loader = loader_of(batches(rank, 6), group=groups[rank // 2], items=adapter, prefetch=1)
+    return ending(lambda: consume(loader), stay_for=range(world_size))
 
 
 def loader_hangs(rank: int, world_size: int) -> dict[str, Any]:
@@ -164,7 +186,7 @@ def loader_hangs(rank: int, world_size: int) -> dict[str, Any]:
                 time.sleep(60)
             yield batch_of(rank, at)
 
-    return ending(lambda: consume(loader_of(source(), timeout_s=2.0)))
+    return ending(lambda: consume(loader_of(source(), timeout_s=2.0)), stay_for=range(world_size))
 
 
 class Items(Dataset[Any]):
@@ -200,4 +222,4 @@ def torch_loader_raises(rank: int, world_size: int, where: str, error: str, work
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,  # a rank was started by a server and would ask it again
     )
-    return ending(lambda: consume(loader_of(data)))
+    return ending(lambda: consume(loader_of(data)), stay_for=range(world_size))

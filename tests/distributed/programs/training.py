@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 sys.path.insert(0, str(Path(__file__).parent))
 from common import batch_of, batches, ending, loader_of, use
 
-from evenload import BalancedLoader, ViTCost, packed_images
+from evenload import BalancedLoader, EvenloadError, ViTCost, packed_images
 
 WIDTH = 8
 
@@ -113,7 +113,7 @@ def uneven(rank: int, world_size: int, counts: list[int], on_uneven: str, size: 
                 items.append(len(batch["n"]))
             return items
 
-    return {**ending(run), "logged": records}
+    return {**ending(run, stay_for=range(world_size)), "logged": records}
 
 
 class Again:
@@ -181,23 +181,25 @@ def one_leaves_early(rank: int, world_size: int) -> dict[str, Any]:
 
 def not_connected(rank: int, world_size: int) -> dict[str, Any]:
     dist.destroy_process_group()
-    return ending(lambda: next(iter(loader_of([batch_of(rank, 0)]))))
+    try:
+        iter(loader_of([batch_of(rank, 0)]))
+    except EvenloadError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": ""}
 
 
 def closes_before_the_first_step(rank: int, world_size: int) -> dict[str, Any]:
     """Rank 0 closes in order, while the other one already holds the first window and uses it later."""
 
-    def run() -> int:
-        loader = loader_of(batches(rank, 50), prefetch=1)
-        iterator = iter(loader)
+    loader = loader_of(batches(rank, 50), prefetch=1)
+    iterator = iter(loader)
+
+    def run() -> None:
         if rank == 0:
             loader.close()
-            return 0
+            return
         batch = next(iterator)
         time.sleep(0.5)
         use(batch)
-        return 1
 
-    found = ending(run)
-    dist.barrier()  # a rank whose process has ended would be named for that
-    return found
+    return ending(run, stay_for=range(world_size))
