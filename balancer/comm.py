@@ -77,6 +77,15 @@ class Comm(Protocol):
     def check(self) -> None:
         """Raise the error that a rank of the group has posted, if any; for those who wait without an operation."""
 
+    def object(self, error: EvenloadError) -> None:
+        """Raise `error` on ranks that wait in this channel's next operation, until `withdraw`.
+
+        For a rank that first wants to settle something on another channel, where the others may not come.
+        """
+
+    def withdraw(self) -> None:
+        """Take back this rank's objection."""
+
     def close(self) -> None:
         """End this channel; an operation that waits on another thread ends with an error. Idempotent."""
 
@@ -146,6 +155,7 @@ class GroupComm:
         self._group = group
         self._label = label
         self._closed = False
+        self._operation = 0  # the number of the next one
         self._channels: list[GroupComm] = []
         self._backends: dict[str, Any] = {}
         self._backend("cpu")
@@ -230,6 +240,17 @@ class GroupComm:
         if posted is not None:
             raise posted
 
+    def object(self, error: EvenloadError) -> None:
+        """See `Comm.object`."""
+        self._group.store.set(self._objection(self._operation), as_message(error))
+
+    def withdraw(self) -> None:
+        """See `Comm.withdraw`."""
+        self._group.store.delete_key(self._objection(self._operation))
+
+    def _objection(self, operation: int) -> str:
+        return f"objection/{self._label}/{operation}"
+
     def close(self) -> None:
         """End this channel and those opened from it."""
         if not self._closed:
@@ -253,6 +274,7 @@ class GroupComm:
 
     def _wait(self, work: dist.Work) -> None:
         """Wait for `work`, looking at the board now and then."""
+        self._operation += 1
         deadline = time.monotonic() + self._group.timeout_s
         while True:
             is_done = work.is_completed()  # asked before: work that ends just after the wait gave up is no failure
@@ -269,6 +291,9 @@ class GroupComm:
     def _check_board(self) -> None:
         try:
             posted = self._group.board.read()
+            if posted is None and self._group.store.check([objection := self._objection(self._operation - 1)]):
+                self._group.board.post(from_message(self._group.store.get(objection).decode()))
+                posted = self._group.board.read()
             if posted is not None:
                 self._group.peers.notice()
         except RuntimeError as error:

@@ -55,6 +55,7 @@ class LocalWorld:
         self.dead: set[int] = set()
         self.left: dict[str, set[int]] = {}  # for each channel, who has closed it
         self.rounds: dict[tuple[str, int], _Round] = {}
+        self.objections: dict[tuple[str, int], EvenloadError] = {}
 
     def comms(self) -> list[LocalComm]:
         """Return one comm a rank, over all ranks."""
@@ -117,6 +118,17 @@ class LocalComm:
         with self.world.changed:
             if self.world.fault is not None:
                 self._raise_fault()
+
+    def object(self, error: EvenloadError) -> None:
+        """See `Comm.object`."""
+        with self.world.changed:
+            self.world.objections[self._label, self._sequence] = error
+            self.world.changed.notify_all()
+
+    def withdraw(self) -> None:
+        """See `Comm.withdraw`."""
+        with self.world.changed:
+            self.world.objections.pop((self._label, self._sequence), None)
 
     def close(self) -> None:
         """End this channel and those opened from it."""
@@ -184,6 +196,10 @@ class LocalComm:
         if world.changed.wait_for(lambda: complete() or self._is_hopeless(meeting), world.timeout_s) and complete():
             return
         self._raise_fault()
+        if self._objected is not None:
+            world.fault = self._objected
+            world.changed.notify_all()
+            self._raise_fault()
         left = [self.ranks[i] for i in self._absent(meeting) & self._left()]
         absent = [self.ranks[i] for i in self._absent(meeting)]
         why = f"{left} closed this channel" if left else f"{absent} did not answer within {world.timeout_s:g} s"
@@ -194,7 +210,12 @@ class LocalComm:
     def _is_hopeless(self, meeting: _Round) -> bool:
         world = self.world
         gone = any(self.ranks[i] in world.dead or i in self._left() for i in self._absent(meeting))
-        return gone or self._closed or world.fault is not None or world.aborted is not None
+        has_fault = world.fault is not None or world.aborted is not None or self._objected is not None
+        return gone or self._closed or has_fault
+
+    @property
+    def _objected(self) -> EvenloadError | None:
+        return self.world.objections.get((self._label, self._sequence - 1))
 
     def _absent(self, meeting: _Round) -> set[int]:
         return {i for i in range(self.size) if i not in meeting.brought}

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["return_home"]
 
 
-def _index(order: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(order.copy()).to(device)
+def _take(rows: Tensor, order: npt.NDArray[np.int64]) -> Tensor:
+    """Return `rows` in another order; with a last dim of 1, for torch cannot select single uint16 to uint64."""
+    index = torch.from_numpy(order.copy()).to(rows.device)
+    return rows.unsqueeze(-1).index_select(0, index).squeeze(-1)
 
 
 class _Return(torch.autograd.Function):
@@ -37,14 +39,14 @@ class _Return(torch.autograd.Function):
         received = comm.all_to_all(rows.contiguous(), route.send, route.receive)
         if route.in_order:
             return received
-        return received.index_select(0, _index(route.arrival, rows.device))
+        return _take(received, route.arrival)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         route: Route = ctx.route
         if not route.in_order:
-            grad = grad.index_select(0, _index(route.departure, grad.device))
+            grad = _take(grad, route.departure)
         return ctx.comm.all_to_all(grad.contiguous(), route.receive, route.send), None, None
 
 

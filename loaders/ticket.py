@@ -34,27 +34,39 @@ __all__ = ["ReturnPath", "Ticket"]
 class ReturnPath:
     """How one stream's rows come home: a channel of their own, and what ranks agreed about the rows.
 
-    Rows of another dtype or shape than the peers' would end a gloo job without a word, so what rows look like is
-    compared once, on a second channel, before the first rows of that kind travel.
+    Rows of another dtype or shape than the peers' would end a gloo job without a word. So what rows look like is
+    compared on a second channel before the first ones travel, and again whenever that changes on this rank; a rank
+    that asks alone objects to the others' next exchange.
     """
 
     comm: Comm
     control: Comm
-    agreed: set[str] = field(default_factory=set)
+    agreed: dict[int, str] = field(default_factory=dict)
 
-    def agree(self, rows: Tensor) -> None:
-        """Check that all ranks return the same kind of rows. Collective, the first time for each kind.
+    def agree(self, rows: Tensor, output: int, outputs: int) -> None:
+        """Check that all ranks return the same kind of rows. Collective where this kind is not that of the last time.
+
+        Args:
+            rows: what this rank is about to send.
+            output: which of the encoder's outputs it is.
+            outputs: how many there are.
 
         Raises:
-            MismatchError: they do not; on all ranks.
+            MismatchError: ranks return different kinds; on all ranks.
         """
         kind = f"rows of {str(rows.dtype).removeprefix('torch.')} {['rows', *rows.shape[1:]]}"
         kind += " with gradient" if rows.requires_grad and torch.is_grad_enabled() else " without gradient"
-        if kind in self.agreed:
+        kind += f" as output {output + 1} of {outputs}" if outputs > 1 else ""
+        if self.agreed.get(output) == kind:
             return
+        rank = self.comm.ranks[self.comm.rank]
+        msg = f"rank {rank} restores {kind}, while others restore {self.agreed.get(output, 'none')}"
+        self.comm.object(MismatchError(f"{msg}. All ranks restore rows of one dtype and shape in a step"))
         digests = self.control.all_gather(np.array([digest(kind)]))
+        self.comm.withdraw()
+        self.control.all_gather(np.zeros(1, dtype=np.int64))  # nobody goes on while an objection stands
         if (digests == digests[0]).all():
-            self.agreed.add(kind)
+            self.agreed[output] = kind
             return
         kinds = gather_texts(kind, self.control)
         found = "; ".join(f"rank {rank} {text}" for rank, text in zip(self.comm.ranks, kinds, strict=True))
@@ -132,7 +144,7 @@ class Ticket:
             RankLostError: a rank is gone.
         """
         if isinstance(rows, torch.Tensor):
-            return self._restore(rows)
+            return self._restore(rows, 0, 1)
         if not isinstance(rows, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in rows):
             msg = (
                 f"{self._where()}restore takes the encoder's output rows, a tensor or a list or tuple of tensors, "
@@ -140,10 +152,10 @@ class Ticket:
             )
             self._post(TicketError(msg))
             raise TicketError(msg)
-        restored = [self._restore(one) for one in rows]
+        restored = [self._restore(one, number, len(rows)) for number, one in enumerate(rows)]
         return rows._make(restored) if hasattr(rows, "_make") else type(rows)(restored)
 
-    def _restore(self, rows: Tensor) -> Tensor:
+    def _restore(self, rows: Tensor, output: int, outputs: int) -> Tensor:
         home = self.home_rows
         counts = home if self._counts is None else self._counts
         try:
@@ -152,7 +164,7 @@ class Ticket:
             self._post(error)
             raise
         if self._route is not None and self._path is not None and self._route.moves:
-            self._path.agree(packed)
+            self._path.agree(packed, output, outputs)
             packed = return_home(packed, self._route, self._path.comm)
         return self._adapter.unpack_rows(packed, home, rows)
 

@@ -1,0 +1,49 @@
+"""A loop in which ranks may restore rows of different kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from evenload.balancer.errors import EvenloadError
+from evenload.loaders.adapters import packed
+from evenload.loaders.loader import BalancedLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from evenload.balancer.comm import Comm
+
+
+def cost(length: npt.NDArray[np.int64], _: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return length.astype(np.float64)
+
+
+def batches(rank: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Four steps in which items move: rank `r` holds items of `1 + 4 r` tokens."""
+    for step in range(4):
+        lengths = torch.tensor([1 + 4 * rank] * 3)
+        yield {"values": torch.full((int(lengths.sum()), 2), float(step)), "lengths": lengths}
+
+
+def restore_kinds(
+    rank: int, _: int, kinds: Mapping[tuple[int, int], torch.dtype], group: Comm | None = None
+) -> tuple[int, str]:
+    """Restore rows of `kinds[rank, step]`, float32 by default; returns the steps done and the error."""
+    done = 0
+    with BalancedLoader(
+        batches(rank), items=packed("values", "lengths"), cost=cost, group=group, timeout_s=20.0
+    ) as loader:
+        try:
+            for step, batch in enumerate(loader):
+                ticket: Any = batch["values"]
+                rows = ticket.inputs["values"].to(kinds.get((rank, step), torch.float32))
+                assert ticket.restore(rows).shape[0] == ticket.home_rows.sum()
+                done += 1
+        except EvenloadError as error:
+            return done, f"{type(error).__name__}: {error}"
+    return done, ""
