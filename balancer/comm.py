@@ -148,11 +148,12 @@ class GroupComm:
     """
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float = 300.0, label: str = "group") -> None:
-        self._open(_meet(ranks, timeout_s), label)
+        self._open(_meet(ranks, timeout_s), label, is_first=True)
         self._group.peers.remember()
 
-    def _open(self, group: _Group, label: str) -> None:
+    def _open(self, group: _Group, label: str, *, is_first: bool = False) -> None:
         self._group = group
+        self._is_first = is_first  # the channel whose end means that this rank has left the group
         self._label = label
         self._closed = False
         self._operation = 0  # the number of the next one
@@ -178,7 +179,7 @@ class GroupComm:
     def channel(self, label: str) -> GroupComm:
         """Open another channel over the same ranks, with sockets of its own and the same board."""
         other = object.__new__(GroupComm)
-        other._open(self._group, f"{self._label}.{label}")
+        other._open(self._group, f"{self._label}.{label}.{len(self._channels)}")
         self._channels.append(other)
         return other
 
@@ -253,7 +254,7 @@ class GroupComm:
 
     def close(self) -> None:
         """End this channel and those opened from it."""
-        if not self._closed:
+        if self._is_first and not self._closed:
             with contextlib.suppress(RuntimeError):  # without a store there is nobody to be told
                 self._group.peers.leave()
         self._closed = True

@@ -58,7 +58,11 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
         MismatchError: the job has several processes that are not connected, or this rank is not in the group.
     """
     if group is not None and not isinstance(group, (dist.ProcessGroup, DeviceMesh)):
-        return _channels(group, data_parallel_group, streams)
+        if isinstance(data_parallel_group, (dist.ProcessGroup, DeviceMesh)):
+            msg = f"with a Comm as group, data_parallel_group is a Comm too, found {type(data_parallel_group).__name__}"
+            raise MismatchError(msg)
+        world = None if data_parallel_group is None else data_parallel_group.channel("world")
+        return _channels(group.channel("loader"), world, streams)
     if not _is_connected():
         return Channels(background=None, world=None, paths=())
     ranks = node_ranks() if group is None else _members(group)

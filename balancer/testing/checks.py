@@ -122,6 +122,10 @@ def check_round_trip(
             (grad,) = torch.autograd.grad(back, made, join([grads[i] for i in home]))
             check_same_value(join([grads[i] for i in encoded]), grad, where=f"gradient of rank {comm.rank}")
 
+    _on_every_rank(check, plan.table.ranks, timeout_s)
+
+
+def _on_every_rank(check: Callable[[LocalComm], None], ranks: int, timeout_s: float) -> None:
     def work(comm: LocalComm) -> None:
         try:
             check(comm)
@@ -129,7 +133,7 @@ def check_round_trip(
             comm.world.kill(comm.rank)  # nobody needs to wait for this rank
             raise
 
-    outcomes = run_ranks_local(work, plan.table.ranks, timeout_s=timeout_s)
+    outcomes = run_ranks_local(work, ranks, timeout_s=timeout_s)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, RankLostError))  # the cause, not who missed that rank
