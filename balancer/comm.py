@@ -10,11 +10,13 @@ rank that gave up gets that rank's error within a fraction of a second, instead 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime as dt
 import itertools
 import math
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -35,9 +37,17 @@ if TYPE_CHECKING:
 __all__ = ["Comm", "GroupComm"]
 
 _T = TypeVar("_T")
+_open: weakref.WeakSet[GroupComm] = weakref.WeakSet()
 _POLL_S = 0.25
 _GRACE_S = 2.0
 _opened: dict[str, itertools.count[int]] = {}
+
+
+@atexit.register
+def _close_open() -> None:
+    """Let go of what still waits for others: a backend would keep the process until its timeout."""
+    for comm in list(_open):
+        comm.close()
 
 
 class Comm(Protocol):
@@ -159,6 +169,7 @@ class GroupComm:
         self._operation = 0  # the number of the next one
         self._channels: list[GroupComm] = []
         self._backends: dict[str, Any] = {}
+        _open.add(self)
         self._backend("cpu")
 
     @property
@@ -323,9 +334,11 @@ class GroupComm:
         names = "; ".join(f"rank {self._group.ranks[rank]} {why}" for rank, why in sorted(lost.items()))
         if has_left:
             return ClosedError(f"{names}. Leave the loop on all ranks together")
-        if lost:
+        if lost and liveness.NO_ANSWER not in lost.values():
             return RankLostError(f"{names}. Restart the job from a checkpoint")
+        names = names or f"a rank of {self._group.ranks} left, or took no part"
         return RankLostError(
-            f"a rank of {self._group.ranks} left, or took no part within {self._group.timeout_s:g} s. "
-            "Look for the first error in the ranks' logs, and restart from a checkpoint"
+            f"{names} within {self._group.timeout_s:g} s. Look for the first error in the ranks' logs. If there is none, "
+            "the ranks are out of step: each of them iterates over the loader with the same settings, and calls the "
+            "encoder and ticket.restore in every step, also without items"
         )

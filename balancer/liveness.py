@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["Peers"]
+__all__ = ["NO_ANSWER", "Peers"]
+
+NO_ANSWER = "did not answer"
 
 
 def _process_space() -> str:
@@ -112,5 +114,5 @@ class Peers:
                 unaware = {r: why for r, why in dead.items() if not self._job.check([f"noticed/{self._ranks[r]}"])}
                 return unaware or dead
             if time.monotonic() > deadline:
-                return dict.fromkeys(absent, "did not answer")
+                return dict.fromkeys(absent, NO_ANSWER)
             time.sleep(0.05)

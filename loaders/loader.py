@@ -106,12 +106,7 @@ class BalancedLoader:
         self._loader = loader
         self._adapters = _as_adapters(items)
         self._costs = _as_costs(cost, self._adapters)
-        if on_uneven not in ON_UNEVEN or prefetch < 1 or timeout_s <= 0:
-            msg = (
-                f"on_uneven is one of {ON_UNEVEN}, prefetch at least 1 and timeout_s above 0; "
-                f"found {on_uneven!r}, {prefetch} and {timeout_s}"
-            )
-            raise ItemError(msg)
+        _check_settings(on_uneven, prefetch, timeout_s)
         self._groups = (group, data_parallel_group)
         self._balance = balance
         self._options = options or PlanOptions()
@@ -195,6 +190,18 @@ class BalancedLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_settings(on_uneven: str, prefetch: int, timeout_s: float) -> None:
+    if on_uneven not in ON_UNEVEN:
+        msg = f"on_uneven is one of {', '.join(ON_UNEVEN)}; found {on_uneven!r}"
+        raise ItemError(msg)
+    if prefetch < 1:
+        msg = f"prefetch is at least 1, the window that is prepared while a step runs; found {prefetch}"
+        raise ItemError(msg)
+    if not timeout_s > 0:
+        msg = f"timeout_s is a number of seconds above 0, found {timeout_s}"
+        raise ItemError(msg)
 
 
 def _as_adapters(items: Adapter | Sequence[Adapter]) -> tuple[Adapter, ...]:

@@ -6,6 +6,7 @@ plan and its way home by itself; nothing asks a loader for "the current batch".
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReturnPath", "Ticket"]
 
+_log = logging.getLogger("evenload")
+
 
 @dataclass(slots=True)
 class ReturnPath:
@@ -42,6 +45,7 @@ class ReturnPath:
     comm: Comm
     control: Comm
     agreed: dict[int, str] = field(default_factory=dict)
+    has_warned: bool = False
 
     def agree(self, rows: Tensor, output: int, outputs: int) -> None:
         """Check that all ranks return the same kind of rows. Collective where this kind is not that of the last time.
@@ -77,6 +81,27 @@ class ReturnPath:
         raise MismatchError(msg)
 
 
+class _Use:
+    """What became of a ticket and its copies; whoever forgets `restore` trains on other ranks' items, and is told."""
+
+    __slots__ = ("is_read", "is_restored", "key", "path")
+
+    def __init__(self, key: Any, path: ReturnPath) -> None:
+        self.key = key
+        self.path = path
+        self.is_read = False
+        self.is_restored = False
+
+    def __del__(self) -> None:
+        if self.is_read and not self.is_restored and not self.path.has_warned:
+            self.path.has_warned = True
+            _log.warning(
+                "the inputs of a ticket under %r were read, and its rows never restored: what was encoded is another "
+                "selection of items than that of this rank's batch. Call ticket.restore(rows) in every step",
+                self.key,
+            )
+
+
 class Ticket:
     """Stands for one kind of items in a batch. Made by a loader.
 
@@ -88,7 +113,7 @@ class Ticket:
         plan: who encodes what; `None` where this rank encodes its own items, with nobody to share.
     """
 
-    __slots__ = ("_adapter", "_counts", "_inputs", "_load_home", "_path", "_route", "plan")
+    __slots__ = ("_adapter", "_counts", "_inputs", "_load_home", "_path", "_route", "_use", "plan")
 
     def __init__(
         self,
@@ -100,6 +125,7 @@ class Ticket:
         counts: npt.NDArray[np.int64] | None = None,
         route: Route | None = None,
         path: ReturnPath | None = None,
+        use: _Use | None = None,
     ) -> None:
         self._adapter = adapter
         self._inputs = inputs
@@ -108,6 +134,9 @@ class Ticket:
         self._counts = counts
         self._route = route
         self._path = path
+        if use is None and path is not None and route is not None and route.moves:
+            use = _Use(adapter.key, path)
+        self._use = use
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -118,6 +147,8 @@ class Ticket:
         """
         if self._inputs is None:
             self._refuse_unknown_inputs()
+        if self._use is not None:
+            self._use.is_read = True
         return self._inputs
 
     @property
@@ -143,6 +174,8 @@ class Ticket:
             MismatchError: ranks return rows of different dtype or shape.
             RankLostError: a rank is gone.
         """
+        if self._use is not None:
+            self._use.is_restored = True
         if isinstance(rows, torch.Tensor):
             return self._restore(rows, 0, 1)
         if not isinstance(rows, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in rows):
@@ -184,7 +217,8 @@ class Ticket:
             msg = (
                 f"{self._where()}restore takes one row for each row that the items yield: {len(counts)} items with "
                 f"{int(counts.sum())} rows, found {list(packed.shape)}. Pass the encoder's output for exactly "
-                "ticket.inputs, and check the adapter's rule for rows"
+                "ticket.inputs, and check the adapter's rule for rows. A list or tuple means several outputs of the "
+                "encoder: one tensor for each item is concatenated before, and split by ticket.home_rows after"
             )
             raise TicketError(msg)
         return packed
@@ -213,6 +247,7 @@ class Ticket:
             counts=self._counts,
             route=self._route,
             path=self._path,
+            use=self._use,
         )
 
     def __repr__(self) -> str:

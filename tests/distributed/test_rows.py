@@ -20,12 +20,17 @@ HALF, DOUBLE = torch.float16, torch.float64
 ALL_CHANGE = {(rank, step): HALF for rank in range(3) for step in (1, 2)}
 
 
-def in_threads(kinds: dict[tuple[int, int], torch.dtype]) -> list[Any]:
+def program() -> Any:
     spec = importlib.util.spec_from_file_location("rows_program", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def in_threads(kinds: dict[tuple[int, int], torch.dtype]) -> list[Any]:
+    module = program()
     return run_ranks_local(lambda comm: module.restore_kinds(comm.rank, comm.size, kinds, comm), 3)
 
 
@@ -56,3 +61,17 @@ def test_a_rank_that_changes_alone_ends_real_ranks_quickly(run_ranks: Callable[.
     assert {done for done, _ in outcomes} == {2}
     assert len({error for _, error in outcomes}) == 1
     assert "rank 1 restores rows of float64" in outcomes[0][1]
+
+
+def test_rows_that_never_come_home_are_pointed_out_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = program()
+    outcomes = run_ranks_local(lambda comm: module.forget_to_restore(comm.rank, comm.size, group=comm), 2)
+    assert outcomes == [4, 4]
+    told = [record.getMessage() for record in caplog.records if "never restored" in record.getMessage()]
+    assert len(told) == 2  # once a rank
+    assert all("'values'" in text for text in told)
+
+
+def test_a_loop_that_restores_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+    assert in_threads({}) == [(4, "")] * 3
+    assert not caplog.records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,3 +48,28 @@ def restore_kinds(
         except EvenloadError as error:
             return done, f"{type(error).__name__}: {error}"
     return done, ""
+
+
+def forget_to_restore(rank: int, _: int, group: Comm | None = None) -> int:
+    """Encode in every step and leave the rows where they are; returns the steps done."""
+    done = 0
+    with BalancedLoader(batches(rank), items=packed("values", "lengths"), cost=cost, group=group) as loader:
+        for batch in loader:
+            ticket: Any = batch["values"].to(torch.float64)
+            done += len(ticket.inputs["values"]) > 0
+    return done
+
+
+def skip_on_one_rank(rank: int, _: int) -> str:
+    """Rank 1 goes on without `restore`; returns the error, after which the process must end at once."""
+    try:
+        with BalancedLoader(batches(rank), items=packed("values", "lengths"), cost=cost, timeout_s=3.0) as loader:
+            for batch in loader:
+                ticket: Any = batch["values"]
+                if rank != 1:
+                    ticket.restore(ticket.inputs["values"])
+                else:
+                    time.sleep(30.0)
+    except EvenloadError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
