@@ -338,7 +338,7 @@ class GroupComm:
             return RankLostError(f"{names}. Restart the job from a checkpoint")
         names = names or f"a rank of {self._group.ranks} left, or took no part"
         return RankLostError(
-            f"{names} within {self._group.timeout_s:g} s. Look for the first error in the ranks' logs. If there is none, "
-            "the ranks are out of step: each of them iterates over the loader with the same settings, and calls the "
+            f"{names} within {self._group.timeout_s:g} s. Look for the first error in the ranks' logs. If there is "
+            "none, the ranks are out of step: each iterates over the loader with the same settings, and calls the "
             "encoder and ticket.restore in every step, also without items"
         )
