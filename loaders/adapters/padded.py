@@ -18,6 +18,7 @@ from evenload.loaders import containers
 from evenload.loaders.adapters.base import (
     Found,
     as_integers,
+    concat_rows,
     cpu_tensor,
     describe,
     dtype_named,
@@ -45,6 +46,7 @@ class Padded:
     pad_value: float
     pad_to: int | None
     phantom: bool
+    beside: tuple[Any, ...] = ()
 
     @property
     def needs_schema(self) -> bool:
@@ -64,22 +66,35 @@ class Padded:
         values = cpu_tensor(batch, self.key)
         if values is None:
             return no_items()
-        used, beside = self._used(batch, values)
-        inputs = {self.key: values, **beside}
+        used, masks = self._used(batch, values)
+        others = [self._one_an_item(batch, key, values) for key in self.beside]
+        inputs = {self.key: values, **masks, **dict(zip(self.beside, others, strict=True))}
+        entry = values.new_empty(values.shape[1:])
+        schema = self._schema(entry, masks, others)
         if not len(values):
-            return no_items(inputs, self._schema(values.new_empty(values.shape[1:]), beside))
-        entry = values[0]
-        frame = wire.size_of(entry) - wire.padded_bytes(entry.nbytes)
+            return no_items(inputs, schema)
+        frame = wire.size_of(self._payload(entry, [one[0] for one in others])) - wire.padded_bytes(entry.nbytes)
         data = used * (entry.nbytes // max(entry.shape[self.dim], 1))
         return Found(
             length=used,
             segments=np.ones(len(used), dtype=np.int64),
             rows=self._count_rows(used),
             nbytes=frame + -(-data // 16) * 16,
-            schema=self._schema(entry, beside),
-            payload=lambda k: values[k].narrow(self.dim, 0, int(used[k])),
+            schema=schema,
+            payload=lambda k: self._payload(values[k].narrow(self.dim, 0, int(used[k])), [one[k] for one in others]),
             inputs=inputs,
         )
+
+    def _payload(self, value: Tensor, others: Sequence[Tensor]) -> object:
+        return (value, *others) if self.beside else value
+
+    def _one_an_item(self, batch: Any, key: Any, values: Tensor) -> Tensor:
+        tensor = cpu_tensor(batch, key)
+        if tensor is not None and len(tensor) == len(values):
+            return tensor
+        found = "nothing" if tensor is None else f"{len(tensor)} entries"
+        msg = f"{key!r} has one entry for each of the {len(values)} items in {self.key!r}, found {found}"
+        raise ItemError(msg)
 
     def _used(self, batch: Any, values: Tensor) -> tuple[npt.NDArray[np.int64], dict[str, Tensor]]:
         """Return how much of each entry is no padding, and the tensors in the batch that say so."""
@@ -90,11 +105,7 @@ class Padded:
         if not self._is_ragged:
             return np.full(len(values), size, dtype=np.int64), {}
         key = self.mask_key if self.lengths_key is None else self.lengths_key
-        tensor = cpu_tensor(batch, key)
-        if tensor is None or len(tensor) != len(values):
-            found = "nothing" if tensor is None else f"{len(tensor)} entries"
-            msg = f"{key!r} has one entry for each of the {len(values)} items in {self.key!r}, found {found}"
-            raise ItemError(msg)
+        tensor = self._one_an_item(batch, key, values)
         used = tensor.numpy().astype(np.int64)
         if self.lengths_key is None:
             used = self._right_padded(used)
@@ -121,12 +132,13 @@ class Padded:
             raise ItemError(msg)
         return rows
 
-    def _schema(self, entry: Tensor, beside: dict[str, Tensor]) -> str:
+    def _schema(self, entry: Tensor, masks: dict[str, Tensor], others: Sequence[Tensor]) -> str:
         shape = list(entry.shape)
         if self._is_ragged:
             shape[self.dim] = -1
-        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (entry, *beside.values())]
-        return json.dumps({"shape": shape, "dtypes": dtypes})
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (entry, *masks.values())]
+        beside = [[str(one.dtype).removeprefix("torch."), list(one.shape[1:])] for one in others]
+        return json.dumps({"shape": shape, "dtypes": dtypes, **({"beside": beside} if beside else {})})
 
     def own_inputs(self, batch: Any) -> dict[str, Any] | None:
         """See `Adapter.own_inputs`."""
@@ -134,12 +146,16 @@ class Padded:
         if values is None or not len(values):
             return None
         key = self.mask_key if self.lengths_key is None else self.lengths_key
-        return {self.key: values} if key is None else {self.key: values, key: containers.get(batch, key)}
+        keys = (*(() if key is None else (key,)), *self.beside)
+        return {self.key: values, **{key: containers.get(batch, key) for key in keys}}
 
     def assemble(self, payloads: Sequence[Any], schema: str) -> dict[str, Any]:
         """See `Adapter.assemble`."""
         layout = json.loads(schema)
         shape = list(layout["shape"])
+        entries = list(payloads)
+        if self.beside:
+            payloads = [entry[0] for entry in entries]
         used = [payload.shape[self.dim] for payload in payloads]
         if self._is_ragged:
             shape[self.dim] = self.pad_to if self.pad_to is not None else max(used, default=0)
@@ -154,10 +170,14 @@ class Padded:
             as_integers(out[k].narrow(self.dim, 0, used[k]))[...] = as_integers(payload)
         inputs = {self.key: out}
         if self._is_ragged:
-            inputs.update(self._beside(used, shape[self.dim], dtype_named(layout["dtypes"][1])))
+            inputs.update(self._lengths(used, shape[self.dim], dtype_named(layout["dtypes"][1])))
+        for number, key in enumerate(self.beside):
+            dtype_name, trailing = layout["beside"][number]
+            pieces = [as_integers(entry[1 + number]).reshape(1, *trailing) for entry in entries]
+            inputs[key] = concat_rows(pieces, trailing, dtype_named(dtype_name))
         return inputs
 
-    def _beside(self, used: list[int], size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _lengths(self, used: list[int], size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         lengths = torch.tensor(used, dtype=torch.int64)
         if self.lengths_key is not None:
             return {self.lengths_key: lengths.to(dtype)}
@@ -169,7 +189,8 @@ class Padded:
         shape = list(layout["shape"])
         if self._is_ragged:
             shape[self.dim] = self.pad_to or 1
-        return torch.zeros(shape, dtype=dtype_named(layout["dtypes"][0]))
+        others = [torch.ones(trailing, dtype=dtype_named(dtype)) for dtype, trailing in layout.get("beside", [])]
+        return self._payload(torch.zeros(shape, dtype=dtype_named(layout["dtypes"][0])), others)
 
     def put(self, batch: Any, ticket: object) -> Any:
         """See `Adapter.put`."""
@@ -210,6 +231,7 @@ def padded(
     pad_value: float = 0.0,
     pad_to: int | None = None,
     phantom: bool = False,
+    beside: Sequence[Any] = (),
 ) -> Padded:
     """Find items that are stacked along dim 0 of one tensor, padded or all of one size.
 
@@ -227,6 +249,8 @@ def padded(
         pad_value: what padding holds.
         pad_to: pad every encoder batch to this size (Whisper: 3000); by default to its longest item.
         phantom: let a rank without items encode one all-zero item, for encoders that cannot run on an empty batch.
+        beside: keys of further tensors with one entry an item that the encoder needs (SigLIP2: `spatial_shapes`). They
+            travel with the items and are in `ticket.inputs`; a phantom's are ones. They stay in the batch.
 
     Raises:
         ItemError: both `lengths` and `mask`, or a `dim` that is not negative.
@@ -246,4 +270,5 @@ def padded(
         pad_value=pad_value,
         pad_to=pad_to,
         phantom=phantom,
+        beside=tuple(beside),
     )

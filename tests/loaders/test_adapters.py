@@ -101,6 +101,29 @@ def test_items_of_one_size_are_put_together_again(n: int, shape: tuple[int, ...]
     assert found.rows.tolist() == [2] * n
 
 
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=5))
+def test_what_lies_beside_padded_items_travels_with_them(shapes: list[tuple[int, int]]) -> None:
+    counts = torch.tensor([height * width for height, width in shapes])
+    mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
+    values = torch.randn(*mask.shape, 3).masked_fill(mask[..., None] == 0, 0.0)
+    batch = {"x": values, "mask": mask, "shape": torch.tensor(shapes)}
+    adapter = padded("x", mask="mask", dim=-2, beside=["shape"], phantom=True)
+    found = adapter.find(batch)
+    payloads = [found.payload(k) for k in range(len(shapes))]
+    assert [wire.size_of(payload) for payload in payloads] == found.nbytes.tolist()
+    again = adapter.assemble(payloads, found.schema)
+    assert list(again) == list(found.inputs) == list(adapter.own_inputs(batch)) == ["x", "mask", "shape"]
+    for key, value in batch.items():
+        assert bits(again[key]) == bits(value)
+        assert found.inputs[key] is value
+    phantom = adapter.assemble([adapter.phantom_payload(found.schema)], found.schema)
+    assert phantom["shape"].tolist() == [[1, 1]]
+    assert phantom["x"].shape == (1, 1, 3)
+    assert adapter.assemble([], found.schema)["shape"].shape == (0, 2)
+    with pytest.raises(ItemError, match=r"'shape' has one entry for each of the .* items in 'x', found 0 entries"):
+        adapter.find({**batch, "shape": batch["shape"][:0]})
+
+
 def test_lazy_conjugates_are_put_together_again() -> None:
     values = torch.randn(4, 2, dtype=torch.complex64).conj()
     for adapter, beside in ((packed("x", "n"), {"n": torch.tensor([1, 3])}), (padded("x"), {})):
