@@ -3,6 +3,7 @@
 command line   cli.py        evenload demo
   -> ranks     launch.py     local processes joined by gloo, for the demo, tests and benchmarks
   -> loaders   your batches with tickets in them
+  -> hf.py     a Hugging Face model takes them as they are;  encoder.py: any encoder inside a model's forward
   -> training  an encoder, a language model, one step after the other
 """
 

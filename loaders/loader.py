@@ -120,6 +120,23 @@ class BalancedLoader:
         self._closed = False
         self.metrics: deque[WindowMetrics] = deque(maxlen=_HISTORY)
 
+    def use_phantoms(self) -> None:
+        """Give every adapter `phantom=True`: a rank without items encodes one all-zero item instead of nothing.
+
+        For encoders that cannot run on nothing. Call it on all ranks, before the first pass. Adapters whose phantom
+        only the user knows (`sample_list`) stay as they are.
+
+        Raises:
+            ItemError: the loader has been iterated over, and an adapter would change.
+        """
+        changed = tuple(map(_with_phantom, self._adapters))
+        if changed != self._adapters and self._protocol is not None:
+            msg = (
+                "phantoms are asked for before the first pass over the loader, found it begun; balance the model first"
+            )
+            raise ItemError(msg)
+        self._adapters = changed
+
     @property
     def last_window(self) -> WindowMetrics | None:
         """What balancing did to the newest window handed out; `None` before the first, or where nothing is balanced."""
@@ -211,6 +228,11 @@ def _as_adapters(items: Adapter | Sequence[Adapter]) -> tuple[Adapter, ...]:
         msg = f"items is 1 to {MAX_STREAMS} adapters with different keys, found {len(adapters)} with keys {keys}"
         raise ItemError(msg)
     return adapters
+
+
+def _with_phantom(adapter: Adapter) -> Adapter:
+    has_setting = "phantom" in getattr(adapter, "__dataclass_fields__", {})
+    return dataclasses.replace(adapter, phantom=True) if has_setting else adapter  # type: ignore[type-var]
 
 
 def _as_costs(cost: CostModel | Mapping[Any, CostModel], adapters: Sequence[Adapter]) -> tuple[CostModel, ...]:

@@ -156,6 +156,37 @@ class Ticket:
         """Int64 `[n]`: embedding rows of each item of this rank's own batch, in batch order."""
         return self._load_home()
 
+    @property
+    def key(self) -> Any:
+        """The batch's key under which the ticket stands."""
+        return self._adapter.key
+
+    @property
+    def knows_inputs(self) -> bool:
+        """Whether `inputs` can be read; `False`, on all ranks alike, until the first rank has had an item."""
+        return self._inputs is not None
+
+    @property
+    def idle_ranks(self) -> list[int]:
+        """Ranks whose `inputs` are empty, the same on all ranks: no item to encode, and no phantom in its place."""
+        if self._adapter.phantom:
+            return []
+        if self.plan is None or self._path is None:
+            return [] if len(self.home_rows) else [0]
+        return [rank for number, rank in enumerate(self._path.comm.ranks) if not len(self.plan.encodes(number))]
+
+    def fail(self, error: BaseException) -> None:
+        """Let the other ranks of the group know why this one will not restore: their `restore` raises it too.
+
+        Args:
+            error: what the encoder raised on this rank; the caller raises it here.
+        """
+        if isinstance(error, EvenloadError):
+            self._post(error)
+        else:
+            msg = f"{self._where()}encoding {self._adapter.key!r} raised {type(error).__name__}: {error}"
+            self._post(TicketError(msg))
+
     def restore(self, rows: Tensor | Sequence[Tensor]) -> Any:
         """Bring rows home: from the items that this rank encoded to the items of its own batch, in batch order.
 

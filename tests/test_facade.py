@@ -42,7 +42,7 @@ def names_for_type_checkers() -> dict[str, str]:
 
 
 def test_the_three_lists_agree() -> None:
-    assert names_for_type_checkers() == evenload._HOME
+    assert names_for_type_checkers() == {**evenload._HOME, **evenload._MODULES}
     assert list(evenload._HOME) == evenload.__all__
 
 
@@ -52,6 +52,16 @@ def test_each_public_name_resolves_to_its_module(name: str) -> None:
     assert getattr(evenload, name) is getattr(home, name)
     assert name in home.__all__
     assert name in dir(evenload)
+
+
+def test_modules_are_reached_without_an_import_of_their_own() -> None:
+    done = run(
+        "import sys, evenload\n"
+        "assert 'hf' in dir(evenload) and 'torch' not in sys.modules\n"
+        "assert evenload.hf is sys.modules['evenload.bindings.hf']\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from evenload.balancer.presets import DecoderCost as DecoderCost
     from evenload.balancer.presets import Polynomial as Polynomial
     from evenload.balancer.presets import ViTCost as ViTCost
+    from evenload.bindings import hf as hf
+    from evenload.bindings.encoder import wrap_encoder as wrap_encoder
     from evenload.loaders.adapters import ItemSize as ItemSize
     from evenload.loaders.adapters import packed as packed
     from evenload.loaders.adapters import packed_images as packed_images
@@ -35,6 +37,7 @@ __all__ = [
     "packed_images",
     "padded",
     "sample_list",
+    "wrap_encoder",
     "ItemSize",
     "ViTCost",
     "AudioEncoderCost",
@@ -56,6 +59,7 @@ _HOME = {
     "packed_images": "loaders.adapters",
     "padded": "loaders.adapters",
     "sample_list": "loaders.adapters",
+    "wrap_encoder": "bindings.encoder",
     "ItemSize": "loaders.adapters",
     "ViTCost": "balancer.presets",
     "AudioEncoderCost": "balancer.presets",
@@ -68,8 +72,12 @@ _HOME = {
     "EvenloadError": "balancer.errors",
 }
 
+_MODULES = {"hf": "bindings"}  # reached as `evenload.hf`, without an import of its own
+
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"evenload.{_MODULES[name]}.{name}")
     if name not in _HOME:
         msg = f"module 'evenload' has no attribute {name!r}"
         raise AttributeError(msg)
@@ -79,4 +87,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,0 +1,269 @@
+"""Balance an unmodified Hugging Face model: one forward pre-hook on its root, and nothing else changes.
+
+    batch with tickets  ->  model(**batch)
+      pre-hook, inside the root's forward, so that DDP and FSDP take part as always:
+        encode       the model's own get_image_features / get_video_features / get_audio_features, balanced inputs
+        restore      all outputs that hold rows, in one exchange
+        inject       mm_encoder_outputs={"image": ...}, a public argument of forward; else by the method itself,
+                     replaced on the instance while this forward runs
+      forward        the model's own, on home rows
+
+A batch without tickets passes through untouched. The hook is a plain function without state, so a model with it can
+be copied, pickled and saved like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from evenload.balancer.errors import ItemError, TicketError
+from evenload.bindings.rows import in_form, is_record, joined, restore_together
+from evenload.loaders.ticket import Ticket
+
+if TYPE_CHECKING:
+    from evenload.loaders.loader import BalancedLoader
+
+__all__ = ["BalanceHandle", "balance"]
+
+_log = logging.getLogger("evenload")
+# Key of the model's forward -> what it calls that modality.
+_MODALITIES = {"pixel_values": "image", "pixel_values_videos": "video", "input_features": "audio"}
+_INJECTED = ("image", "video")  # what mm_encoder_outputs may name
+_ROWS = ("pooler_output", "deepstack_features")  # what a model reads of an encoder's output
+_UNREAD = ("last_hidden_state", "hidden_states", "attentions")  # one entry a patch or layer: of no use at home
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # DDP, torch.compile, FSDP1
+
+
+class BalanceHandle:
+    """What `balance` returns; `remove()` takes the hook out again."""
+
+    def __init__(self, *hooks: Any) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Make the model what it was. Idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHandle:
+    """Let a Hugging Face model take the batches of a `BalancedLoader`.
+
+    Its keys stay the processor's: `model(**batch)` as before. Each rank encodes its share through the model's own
+    `get_image_features`, `get_video_features` or `get_audio_features`, and the model goes on with home rows. Before or
+    after DDP, `fully_shard` and `torch.compile` is all the same; parameters and state_dict keys are not touched.
+
+    Args:
+        model: a model that takes `pixel_values`, `pixel_values_videos` or `input_features` by keyword, or DDP, FSDP or
+            `torch.compile` around it.
+        loader: the loader whose batches the model will get. Its ranks without items then encode a phantom, which
+            encoders that cannot run on nothing need; without the loader give the adapter `phantom=True` yourself.
+
+    Returns:
+        A handle with `remove()`.
+
+    Raises:
+        ItemError: a model that encodes no images, videos or audio, or one that is balanced already.
+    """
+    root = _unwrap(model)
+    if not any(_owners(root, f"get_{modality}_features") for modality in _MODALITIES.values()):
+        msg = (
+            f"a model to balance has get_image_features, get_video_features or get_audio_features, found "
+            f"{type(root).__qualname__}; use evenload.wrap_encoder on its encoder instead"
+        )
+        raise ItemError(msg)
+    if _encode_tickets in root._forward_pre_hooks.values():  # noqa: SLF001 - torch has no public way to ask
+        msg = f"a model is balanced once, found {type(root).__qualname__} with the hook; call remove() on its handle"
+        raise ItemError(msg)
+    if loader is not None:
+        loader.use_phantoms()
+    return BalanceHandle(
+        root.register_forward_pre_hook(_encode_tickets, with_kwargs=True),
+        root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True),
+    )
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP, FSDP1 and `torch.compile`, whose forward they call."""
+    while not hasattr(type(model), "get_input_embeddings"):
+        children = dict(model.named_children())
+        inner = next((children[name] for name in _WRAPPERS if name in children), None)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _owners(root: nn.Module, method: str) -> list[nn.Module]:
+    """Return the modules that have a method of their own class by that name, from the root inwards."""
+    return [module for module in root.modules() if hasattr(type(module), method)]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _encode_tickets(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Pre-hook of the root: put home rows where tickets were."""
+    tickets = {key: value for key, value in kwargs.items() if isinstance(value, Ticket)}
+    _check_places(args, tickets)
+    if not tickets:
+        return None
+    kwargs = dict(kwargs)
+    injected = dict(kwargs.get("mm_encoder_outputs") or {})
+    takes_outputs = "mm_encoder_outputs" in inspect.signature(module.forward).parameters
+    for key, ticket in tickets.items():
+        modality = _MODALITIES[key]
+        if not ticket.knows_inputs:  # nobody has had an item so far: the model runs as on text alone, on all ranks
+            del kwargs[key]
+            continue
+        output = _encode_home_rows(module, ticket, kwargs)
+        if takes_outputs and modality in _INJECTED:
+            injected[modality] = output
+            del kwargs[key]
+        else:
+            _replace_method(module, f"get_{modality}_features", output)
+    if injected:
+        _encode_the_others(module, kwargs, injected)
+        kwargs["mm_encoder_outputs"] = injected
+    return args, kwargs
+
+
+def _check_places(args: tuple[Any, ...], tickets: dict[str, Ticket]) -> None:
+    for value in args:
+        if isinstance(value, Ticket):
+            msg = f"a ticket is passed by keyword, found that of {value.key!r} by position; call model(**batch)"
+            raise TicketError(msg)
+    for key in tickets:
+        if key not in _MODALITIES:
+            msg = f"a balanced model takes tickets as {', '.join(_MODALITIES)}; found one as {key!r}"
+            raise TicketError(msg)
+
+
+def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any]) -> Any:
+    """Encode this rank's share and return the model's own form of output, with the rows of the home items."""
+    method = f"get_{_MODALITIES[ticket.key]}_features"
+    try:
+        output = _encode(module, method, ticket, kwargs)
+        main, levels = _row_fields(output, method)
+        encoded = [joined(value, method) for value in (main, *levels)]
+    except Exception as error:
+        ticket.fail(error)
+        raise
+    packed = restore_together(ticket, encoded)
+    counts = ticket.home_rows.tolist()
+    home = [in_form(value, rows, counts) for value, rows in zip((main, *levels), packed, strict=True)]
+    if not is_record(output):
+        return home[0]
+    found: dict[str, Any] = {"pooler_output": home[0]}
+    if levels:
+        found["deepstack_features"] = home[1:]
+    if output.get("last_hidden_state") is main:
+        found["last_hidden_state"] = home[0]  # audio towers return their rows under this name
+    return type(output)(**found)
+
+
+def _encode(module: nn.Module, method: str, ticket: Ticket, kwargs: dict[str, Any]) -> Any:
+    """Call the model's own encoder on the ticket's inputs."""
+    if idle := ticket.idle_ranks:
+        msg = (
+            f"each rank encodes something, for most encoders cannot run on an empty {ticket.key!r}; found nothing for "
+            f"rank(s) {idle}. Pass the loader, `balance(model, loader)`, or give its adapter phantom=True"
+        )
+        raise TicketError(msg)
+    features = getattr(_owner(module, method), method)
+    ticket = ticket.to(_device_of(kwargs, module))
+    inputs = {**_settings(module, method, ticket, kwargs), **ticket.inputs}
+    return features(**inputs)
+
+
+def _owner(module: nn.Module, method: str) -> nn.Module:
+    owners = _owners(module, method)
+    if owners:
+        return owners[0]
+    msg = f"a model that gets such a ticket has {method}, found {type(module).__qualname__} without"
+    raise TicketError(msg)
+
+
+def _device_of(kwargs: dict[str, Any], module: nn.Module) -> torch.device:
+    """Return where the home batch is; a wrapper that moves batches knows nothing of tickets."""
+    tensors = [value for value in kwargs.values() if isinstance(value, torch.Tensor)]
+    return next(iter(tensors), next(module.parameters())).device
+
+
+def _settings(module: nn.Module, method: str, ticket: Ticket, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return what the user gave forward for the encoder; a tensor among it would describe home items."""
+    signatures = [inspect.signature(getattr(owner, method)).parameters for owner in _owners(module, method)]
+    names = {name for signature in signatures for name in signature}
+    given = {key: kwargs[key] for key in sorted(names) if kwargs.get(key) is not None and key not in ticket.inputs}
+    tensors = [key for key, value in given.items() if isinstance(value, torch.Tensor)]
+    if tensors:
+        msg = (
+            f"what describes the items of {ticket.key!r} travels with them, found {tensors} in the home batch only. "
+            "Use an adapter that carries them, so that they are in ticket.inputs"
+        )
+        raise TicketError(msg)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signatures[0].values())
+    return {"return_dict": True, **given} if takes_any else given
+
+
+def _row_fields(output: Any, method: str) -> tuple[Any, list[Any]]:
+    """Return what holds rows in an encoder's output: the rows for the model's input, and those for deeper levels.
+
+    Which ones is decided by their names, never by their lengths, so that ranks without items decide alike.
+    """
+    if not is_record(output):
+        return output, []
+    found = {name: value for name, value in output.items() if value is not None}
+    unknown = [name for name in found if name not in (*_ROWS, *_UNREAD)]
+    if unknown:
+        msg = f"{method} returns rows as {' and '.join(_ROWS)}, found {unknown} beside them; use evenload.wrap_encoder"
+        raise TicketError(msg)
+    return found.get("pooler_output", output.last_hidden_state), list(found.get("deepstack_features", ()))
+
+
+def _encode_the_others(module: nn.Module, kwargs: dict[str, Any], injected: dict[str, Any]) -> None:
+    """Encode what is no ticket as the model would: it takes raw items or encoded ones, never both."""
+    for key, modality in _MODALITIES.items():
+        if modality in _INJECTED and modality not in injected and isinstance(kwargs.get(key), torch.Tensor):
+            method = getattr(_owner(module, f"get_{modality}_features"), f"get_{modality}_features")
+            names = inspect.signature(method).parameters
+            own = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+            injected[modality] = method(**own, return_dict=True)
+            del kwargs[key]
+
+
+class _Ready:
+    """Stands in for an encoder's method during one forward, and returns what is already there."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.output
+
+
+def _replace_method(module: nn.Module, method: str, output: Any) -> None:
+    _say_replaced(type(module).__qualname__, method)
+    for owner in _owners(module, method):
+        owner.__dict__[method] = _Ready(output)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _put_methods_back(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG001
+    """Forward hook of the root, also where forward raised: take the stand-ins away."""
+    for key in (key for key, value in kwargs.items() if isinstance(value, Ticket) and key in _MODALITIES):
+        method = f"get_{_MODALITIES[key]}_features"
+        for owner in _owners(module, method):
+            if isinstance(owner.__dict__.get(method), _Ready):
+                del owner.__dict__[method]
+
+
+@functools.cache
+def _say_replaced(model: str, method: str) -> None:
+    _log.info("%s takes no encoded rows for this modality: %s is replaced while its forward runs", model, method)
