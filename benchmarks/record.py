@@ -99,8 +99,10 @@ def _write(path: Path, value: object) -> None:
 
 
 def _command(name: str) -> str:
-    # sys.argv[0] is a path of this machine; the module name is what a reader can type.
-    return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    # Paths of this machine are left out: the module name is what a reader can type, and `--json` changes no figure.
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if word != "--json" or not next(words, "")]
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *(word for word in kept if "--json=" not in word)])
 
 
 def environment() -> dict[str, Any]:
