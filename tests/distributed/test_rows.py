@@ -75,3 +75,11 @@ def test_rows_that_never_come_home_are_pointed_out_once(caplog: pytest.LogCaptur
 def test_a_loop_that_restores_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
     assert in_threads({}) == [(4, "")] * 3
     assert not caplog.records
+
+
+@pytest.mark.processes
+def test_a_rank_that_skips_restore_is_named_with_what_to_check(run_ranks: Callable[..., list[Any]]) -> None:
+    errors = run_ranks(2, "programs/rows.py:skip_on_one_rank", timeout=30.0)
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("RankLostError: rank 1 did not answer within 2 s")
+    assert "calls the encoder and ticket.restore in every step" in errors[0]
