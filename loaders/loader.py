@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,13 +12,13 @@ from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
 from evenload.loaders.channels import Channels, open_channels
+from evenload.loaders.passes import Balanced, Unbalanced
 from evenload.loaders.prefetch import Prefetcher
-from evenload.loaders.protocol import Stream, WindowProtocol, empty_inputs
-from evenload.loaders.source import END, Source
-from evenload.loaders.ticket import Ticket
+from evenload.loaders.protocol import Stream, WindowProtocol
+from evenload.loaders.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -153,11 +151,11 @@ class BalancedLoader:
             raise ClosedError(msg)
         self._running = None
         if not self._balance:
-            return _Unbalanced(self._loader, self._adapters)
+            return Unbalanced(self._loader, self._adapters)
         if self._channels is None:
             self._channels = open_channels(*self._groups, streams=len(self._adapters), timeout_s=self._timeout_s)
         if self._channels.background is None:
-            return _Unbalanced(self._loader, self._adapters)
+            return Unbalanced(self._loader, self._adapters)
         if self._protocol is None:
             self._protocol = self._make_protocol(self._channels, self._channels.background)
         self._protocol.begin_epoch(self._epoch)
@@ -167,7 +165,7 @@ class BalancedLoader:
         self._running = Prefetcher(
             self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
         )
-        return _Balanced(self._running, self.metrics.append)
+        return Balanced(self._running, self.metrics.append)
 
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
         parts = zip(self._adapters, self._costs, channels.paths, strict=True)
@@ -246,58 +244,3 @@ def _as_costs(cost: CostModel | Mapping[Any, CostModel], adapters: Sequence[Adap
         msg = f"cost has a model for each kind of items, missing for {missing}"
         raise ItemError(msg)
     return tuple(cost[adapter.key] for adapter in adapters)
-
-
-class _Balanced:
-    """One pass: takes windows from the background thread, and lets it end when the pass is dropped."""
-
-    def __init__(self, prefetcher: Prefetcher, record: Callable[[WindowMetrics], None]) -> None:
-        self._prefetcher = prefetcher
-        self._record = record
-        weakref.finalize(self, prefetcher.stop).atexit = False
-
-    def __iter__(self) -> _Balanced:
-        return self
-
-    def __next__(self) -> Any:
-        began = time.perf_counter()
-        window = self._prefetcher.get()
-        if window is None:
-            raise StopIteration
-        self._record(dataclasses.replace(window.metrics, wait_s=time.perf_counter() - began))
-        return window.batch
-
-
-class _Unbalanced:
-    """One pass in which every rank encodes its own items: tickets hold the batch's own tensors."""
-
-    def __init__(self, loader: Iterable[Any], adapters: Sequence[Adapter]) -> None:
-        self._source = Source(loader)
-        self._source.prime()
-        self._adapters = adapters
-        self._schemas: dict[int, str] = {}
-
-    def __iter__(self) -> _Unbalanced:
-        return self
-
-    def __next__(self) -> Any:
-        batch = self._source.next()
-        if batch is END:
-            raise StopIteration
-        for number, adapter in enumerate(self._adapters):
-            batch = adapter.put(batch, self._ticket(number, adapter, batch))
-        return batch
-
-    def _ticket(self, number: int, adapter: Adapter, batch: Any) -> Ticket:
-        inputs = adapter.own_inputs(batch)
-        if inputs is None:
-            inputs = self._inputs_without_items(number, adapter, batch)
-        elif number not in self._schemas:
-            self._schemas[number] = adapter.find(batch).schema
-        return Ticket(adapter=adapter, inputs=inputs, home_rows=lambda: adapter.find(batch).rows)
-
-    def _inputs_without_items(self, number: int, adapter: Adapter, batch: Any) -> dict[str, Any] | None:
-        found = adapter.find(batch)
-        if found.inputs is not None and not adapter.phantom:
-            return found.inputs
-        return empty_inputs(adapter, self._schemas.get(number) or found.empty_schema) or found.inputs
