@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-__all__ = ["all_gather", "all_reduce_max", "all_to_all", "default_store", "make_backend"]
+__all__ = ["active_ddp", "all_gather", "all_reduce_max", "all_to_all", "default_store", "make_backend"]
 
 
 def default_store() -> dist.Store:
     """Return the store through which the default process group met."""
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public name in any release
+
+
+def active_ddp() -> Any:
+    """Return the `DistributedDataParallel` whose forward is running, or `None`."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def make_backend(device: str, store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:

@@ -26,9 +26,9 @@ __all__ = ["MAX_STREAMS", "Gathered", "Report", "Sizes", "State", "digest", "gat
 
 MAX_STREAMS = 8
 _TEXT_BYTES = 4096
-_FIELDS = 6  # state, window, options digest, items, needs template, has template
+_FIELDS = 7  # state, window, options digest, items, needs template, has template, micro-batches
 _HEADER = _FIELDS + 2 * MAX_STREAMS
-_COLUMNS = 6  # stream, length, segments, rows, nbytes, cost bits
+_COLUMNS = 6  # micro-batch and stream, length, segments, rows, nbytes, cost bits
 
 
 class State(IntEnum):
@@ -50,13 +50,23 @@ def digest(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sizes:
-    """Sizes of the items of one stream in one rank's batch: int64 `[n]` each, and float64 `[n]` costs."""
+    """Sizes of the items of one stream in one rank's part of a window, in its order, one entry an item.
+
+    Attributes:
+        length: int64 `[n]`.
+        segments: int64 `[n]`.
+        rows: int64 `[n]`.
+        nbytes: int64 `[n]`.
+        cost: float64 `[n]`.
+        micro_batch: which of the rank's micro-batches an item is in, ascending: int64 `[n]`, or 0 for all.
+    """
 
     length: npt.NDArray[np.int64]
     segments: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     cost: npt.NDArray[np.float64]
+    micro_batch: npt.NDArray[np.int64] | int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,6 +81,7 @@ class Report:
         known: for each stream, the digest of the schema that this rank last learned, else 0.
         needs_template: the rank ended without having seen a batch, and wants an empty one.
         has_template: the rank has seen a batch.
+        micro_batches: how many the rank brings.
         streams: sizes of the items, stream by stream.
     """
 
@@ -81,6 +92,7 @@ class Report:
     known: tuple[int, ...]
     needs_template: bool = False
     has_template: bool = False
+    micro_batches: int = 1
     streams: tuple[Sizes, ...] = ()
 
     @property
@@ -91,8 +103,10 @@ class Report:
     def pack(self, capacity: int) -> npt.NDArray[np.int64]:
         """Return the row: int64 `[_HEADER + capacity * _COLUMNS]`, without items where they do not fit."""
         row = np.zeros(_HEADER + capacity * _COLUMNS, dtype=np.int64)
-        fields = (self.state, self.window, self.options, self.items, self.needs_template, self.has_template)
-        row[:_FIELDS] = fields
+        row[:_FIELDS] = (
+            *(self.state, self.window, self.options, self.items),
+            *(self.needs_template, self.has_template, self.micro_batches),
+        )
         row[_FIELDS : _FIELDS + len(self.schemas)] = self.schemas
         row[_FIELDS + MAX_STREAMS : _FIELDS + MAX_STREAMS + len(self.known)] = self.known
         if self.items <= capacity:
@@ -100,7 +114,7 @@ class Report:
             at = 0
             for stream, sizes in enumerate(self.streams):
                 part = table[at : at + len(sizes.length)]
-                part[:, 0] = stream
+                part[:, 0] = stream + MAX_STREAMS * sizes.micro_batch
                 part[:, 1], part[:, 2], part[:, 3] = sizes.length, sizes.segments, sizes.rows
                 part[:, 4], part[:, 5] = sizes.nbytes, sizes.cost.view(np.int64)
                 at += len(part)
@@ -144,6 +158,11 @@ class Gathered:
         """Which ranks can give one."""
         return [bool(v) for v in self._column(5)]
 
+    @property
+    def micro_batches(self) -> list[int]:
+        """How many micro-batches each rank brings."""
+        return self._column(6)
+
     def schemas(self, stream: int) -> list[int]:
         """Each rank's schema digest of `stream` in this window, 0 where it has no item."""
         return self._column(_FIELDS + stream)
@@ -152,9 +171,10 @@ class Gathered:
         """Each rank's learned schema digest of `stream`, 0 where it has none."""
         return self._column(_FIELDS + MAX_STREAMS + stream)
 
-    def table(self, stream: int) -> tuple[ItemTable, npt.NDArray[np.float64]]:
-        """Return the item table of `stream` and float64 `[n]` costs."""
-        chosen = self.entries[:, 0] == stream
+    def table(self, stream: int, micro_batches: int = 1) -> tuple[ItemTable, npt.NDArray[np.float64]]:
+        """Return the item table of `stream` in the first `micro_batches` of each rank, and float64 `[n]` costs."""
+        places = self.entries[:, 0]
+        chosen = (places % MAX_STREAMS == stream) & (places < MAX_STREAMS * micro_batches)
         columns = self.entries[chosen]
         table = ItemTable(
             ranks=len(self.header),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ON_UNEVEN", "agree_on_end", "group_error"]
 
 ON_UNEVEN = ("stop", "pad_empty", "error")
+_BRINGING = (State.RUNNING, State.ENDED)
+_MANY = 1 << 62
 _log = logging.getLogger("evenload")
 
 
@@ -69,15 +71,15 @@ def agree_on_end(
     taken: int,
     error: EvenloadError | None,
     on_uneven: str,
-) -> bool | EvenloadError:
-    """Return whether all data-parallel ranks go on with this window, `False` at the end, or what is wrong.
+) -> int | EvenloadError:
+    """Return how many micro-batches all data-parallel ranks have in this window, 0 at the end, or what is wrong.
 
     Args:
         gathered: the reports of the group.
         comm: the group's channel.
         world: a channel over all data-parallel ranks, where they are more than the group.
         state: this rank's state.
-        taken: batches that this rank has drawn.
+        taken: batches that this rank has drawn, this window's included.
         error: what is wrong in this rank's group, the same on all its ranks.
         on_uneven: what to do when some ranks have ended and others have not.
 
@@ -86,25 +88,33 @@ def agree_on_end(
         others with `on_uneven="error"`, or a group would go on without ever having had a batch; `ClosedError` where
         others closed their loader (a rank that closed its own just ends).
     """
-    states = gathered.states
+    counts = [n for n, one in zip(gathered.micro_batches, gathered.states, strict=True) if one in _BRINGING]
     lacking = _lacks_template(gathered, comm)
-    told = (error, State.ENDED in states, State.RUNNING in states, State.CLOSED in states, lacking)
-    flags = np.array([bool(value) for value in told], dtype=np.int64)
+    told = (error is not None, State.CLOSED in gathered.states, lacking is not None)
+    flags = np.array([*told, max(counts, default=0), _MANY - min(counts, default=_MANY)], dtype=np.int64)
     top = comm
     if world is not None:
         top, flags = world, world.all_reduce_max(flags)
-    has_error, has_ended, has_running, has_closed, has_lacking = flags.astype(bool).tolist()
+    has_error, has_closed, has_lacking, most, fewer = flags.tolist()
+    least = _MANY - fewer
     if has_error:
         return _first_error(error, top)
     if has_closed:
-        return _closed(top, state, may_stop=not has_running)
-    if not has_ended:
-        return True
-    if not has_running:
-        return False
+        return _closed(top, state, may_stop=most == 0)
+    if least == most:
+        return int(most)
     if on_uneven == "pad_empty":
-        return _first_error(lacking, top) if has_lacking else True
-    return _uneven(top, state, taken, on_uneven)
+        return _first_error(lacking, top) if has_lacking else int(most)
+    mine = gathered.micro_batches[comm.rank]
+    if on_uneven == "error":
+        return _uneven(top, taken, has_ended=mine < most)
+    if least == 0 and mine:
+        _log.warning(
+            "rank %d leaves its batch %d, and what follows it, unused: another rank has no more (on_uneven='stop')",
+            top.ranks[top.rank],
+            taken - mine + 1,
+        )
+    return int(least)
 
 
 def _first_error(error: EvenloadError | None, top: Comm) -> EvenloadError:
@@ -122,25 +132,16 @@ def _lacks_template(gathered: Gathered, comm: Comm) -> UnevenError | None:
     )
 
 
-def _closed(top: Comm, state: State, *, may_stop: bool) -> bool | ClosedError:
+def _closed(top: Comm, state: State, *, may_stop: bool) -> int | ClosedError:
     closed = top.all_gather(np.array([state == State.CLOSED], dtype=np.int64))[:, 0]
     if state == State.CLOSED or may_stop:
-        return False
+        return 0
     names = [rank for rank, is_closed in zip(top.ranks, closed.tolist(), strict=True) if is_closed]
     return ClosedError(f"rank(s) {names} closed their loader while others go on; leave the loop on all ranks together")
 
 
-def _uneven(top: Comm, state: State, taken: int, on_uneven: str) -> bool | UnevenError:
-    """Decide with some ranks at their end and others not."""
-    if on_uneven == "stop":
-        if state == State.RUNNING:
-            _log.warning(
-                "rank %d leaves its batch %d, and what follows it, unused: another rank has no more (on_uneven='stop')",
-                top.ranks[top.rank],
-                taken,
-            )
-        return False
-    counts = top.all_gather(np.array([state == State.ENDED, taken], dtype=np.int64)).tolist()
+def _uneven(top: Comm, taken: int, *, has_ended: bool) -> UnevenError:
+    counts = top.all_gather(np.array([has_ended, taken], dtype=np.int64)).tolist()
     ended = {rank: n for rank, (is_ended, n) in zip(top.ranks, counts, strict=True) if is_ended}
     found = ", ".join(f"rank {rank} after {n}" for rank, n in ended.items())
     return UnevenError(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenload.balancer.comm import GroupComm
 from evenload.balancer.errors import MismatchError
 from evenload.balancer.topology import node_ranks
-from evenload.loaders.ticket import ReturnPath
+from evenload.loaders.returns import ReturnPath
 
 if TYPE_CHECKING:
     from evenload.balancer.comm import Comm

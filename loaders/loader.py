@@ -12,9 +12,10 @@ from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
 from evenload.loaders.channels import Channels, open_channels
+from evenload.loaders.look import Stream
 from evenload.loaders.passes import Balanced, Unbalanced
 from evenload.loaders.prefetch import Prefetcher
-from evenload.loaders.protocol import Stream, WindowProtocol
+from evenload.loaders.protocol import WindowProtocol
 from evenload.loaders.source import Source
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class BalancedLoader:
         options: tolerance, counts and limits of the plans.
         on_uneven: when some ranks run out of batches before others: "stop" ends all ranks there (and logs what stays
             unused), "pad_empty" lets the others finish while ranks without data get empty batches, "error" raises.
+        window: consecutive batches that are planned, moved and encoded together: more items to even out, one exchange
+            and one barrier for all of them, and their items' memory at once. They lie within one optimizer step, so
+            `window` divides the steps over which gradients are accumulated.
         prefetch: windows that are prepared ahead, at least 1.
         timeout_s: seconds after which a rank that does not answer counts as lost.
 
@@ -98,17 +102,19 @@ class BalancedLoader:
         balance: bool = True,
         options: PlanOptions | None = None,
         on_uneven: str = "stop",
+        window: int = 1,
         prefetch: int = 2,
         timeout_s: float = 300.0,
     ) -> None:
         self._loader = loader
         self._adapters = _as_adapters(items)
         self._costs = _as_costs(cost, self._adapters)
-        _check_settings(on_uneven, prefetch, timeout_s)
+        _check_settings(on_uneven, window, prefetch, timeout_s)
         self._groups = (group, data_parallel_group)
         self._balance = balance
         self._options = options or PlanOptions()
         self._on_uneven = on_uneven
+        self._window = window
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._channels: Channels | None = None
@@ -175,6 +181,7 @@ class BalancedLoader:
             streams=[Stream(adapter=adapter, cost=cost, path=path) for adapter, cost, path in parts],
             options=self._options,
             on_uneven=self._on_uneven,
+            window=self._window,
         )
 
     def __len__(self) -> int:
@@ -207,9 +214,12 @@ class BalancedLoader:
         self.close()
 
 
-def _check_settings(on_uneven: str, prefetch: int, timeout_s: float) -> None:
+def _check_settings(on_uneven: str, window: int, prefetch: int, timeout_s: float) -> None:
     if on_uneven not in ON_UNEVEN:
         msg = f"on_uneven is one of {', '.join(ON_UNEVEN)}; found {on_uneven!r}"
+        raise ItemError(msg)
+    if window < 1:
+        msg = f"window is at least 1, the number of batches that are planned together; found {window}"
         raise ItemError(msg)
     if prefetch < 1:
         msg = f"prefetch is at least 1, the window that is prepared while a step runs; found {prefetch}"

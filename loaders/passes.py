@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from evenload.loaders.protocol import empty_inputs
@@ -27,18 +28,21 @@ class Balanced:
     def __init__(self, prefetcher: Prefetcher, record: Callable[[WindowMetrics], None]) -> None:
         self._prefetcher = prefetcher
         self._record = record
+        self._coming: deque[Any] = deque()  # micro-batches of the newest window that are still to come
         weakref.finalize(self, prefetcher.stop).atexit = False
 
     def __iter__(self) -> Balanced:
         return self
 
     def __next__(self) -> Any:
-        began = time.perf_counter()
-        window = self._prefetcher.get()
-        if window is None:
-            raise StopIteration
-        self._record(dataclasses.replace(window.metrics, wait_s=time.perf_counter() - began))
-        return window.batch
+        if not self._coming:
+            began = time.perf_counter()
+            window = self._prefetcher.get()
+            if window is None:
+                raise StopIteration
+            self._record(dataclasses.replace(window.metrics, wait_s=time.perf_counter() - began))
+            self._coming.extend(window.batches)
+        return self._coming.popleft()
 
 
 class Unbalanced:

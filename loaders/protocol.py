@@ -1,6 +1,6 @@
 """The protocol of one window: metadata, plan, agreement, exchange. Every rank of a group runs it in step.
 
-    draw a batch, find its items, price them           alone
+    draw batches, find their items, price them          alone
     gather states and sizes                             one all-gather of integers in the group
     plan                                                alone, the same on all ranks
     agree that nobody failed and the data goes on       one integer vector over all data-parallel ranks
@@ -13,82 +13,45 @@ agree on is posted on the boards of the group and of all data-parallel ranks, wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from evenload.balancer.cost import check_costs, quantise
-from evenload.balancer.errors import CostError, EvenloadError, ItemError, MismatchError, RankLostError
+from evenload.balancer.cost import quantise
+from evenload.balancer.errors import EvenloadError, ItemError, MismatchError, RankLostError
 from evenload.balancer.exchange import exchange
-from evenload.balancer.metadata import Gathered, Report, Sizes, State, digest, gather_reports, gather_texts
+from evenload.balancer.metadata import Gathered, Report, State, digest, gather_reports, gather_texts
 from evenload.balancer.metrics import WindowMetrics, imbalance
 from evenload.balancer.planner import plan
 from evenload.balancer.routes import home_route
 from evenload.loaders.agreement import agree_on_end, group_error
 from evenload.loaders.containers import emptied
-from evenload.loaders.source import END, Source
+from evenload.loaders.look import Look, Stream, payloads_of, take_look
+from evenload.loaders.returns import Part, WindowReturn
 from evenload.loaders.template import share_template
-from evenload.loaders.ticket import ReturnPath, Ticket
+from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from evenload.balancer.comm import Comm
-    from evenload.balancer.cost import CostModel
     from evenload.balancer.plan import Plan
     from evenload.balancer.planner import PlanOptions
     from evenload.loaders.adapters import Adapter, Found
+    from evenload.loaders.source import Source
 
 __all__ = ["Stream", "Window", "WindowProtocol", "empty_inputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """One kind of items: where they are, what they cost, and the way of their rows home."""
-
-    adapter: Adapter
-    cost: CostModel
-    path: ReturnPath
-
-    def price(self, found: Found) -> npt.NDArray[np.float64]:
-        """Return float64 `[n]` costs of the items found.
-
-        Raises:
-            CostError: the model raised, or did not return one finite number of at least 0 an item.
-        """
-        try:
-            costs = self.cost(found.length, found.segments)
-        except EvenloadError:
-            raise
-        except Exception as error:
-            msg = f"the cost model of {self.adapter.key!r} raised {type(error).__name__}: {error}"
-            raise CostError(msg) from error
-        return check_costs(costs, len(found.length))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One home batch with its tickets, and what balancing did to it."""
+    """Home micro-batches with their tickets, planned together, and what balancing did to them."""
 
-    batch: Any
+    batches: tuple[Any, ...]
     metrics: WindowMetrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What this rank alone found out."""
-
-    state: State
-    batch: Any = None
-    found: tuple[Found, ...] = ()
-    costs: tuple[npt.NDArray[np.float64], ...] = ()
-    error: EvenloadError | None = None
 
 
 def empty_inputs(adapter: Adapter, schema: str) -> dict[str, Any] | None:
@@ -96,15 +59,6 @@ def empty_inputs(adapter: Adapter, schema: str) -> dict[str, Any] | None:
     if adapter.needs_schema and not schema:
         return None
     return adapter.assemble([adapter.phantom_payload(schema)] if adapter.phantom else [], schema)
-
-
-def _checked(found: Found) -> Found:
-    """Return what an adapter found; anybody may have written the adapter."""
-    shapes = {name: np.shape(getattr(found, name)) for name in ("length", "segments", "rows", "nbytes")}
-    if set(shapes.values()) != {(len(found.length),)}:
-        msg = f"an adapter finds one length, segments, rows and nbytes an item; found arrays of shapes {shapes}"
-        raise ItemError(msg)
-    return found
 
 
 class WindowProtocol:
@@ -116,19 +70,28 @@ class WindowProtocol:
         streams: the kinds of items.
         options: how to plan.
         on_uneven: "stop", "pad_empty" or "error", when some ranks run out of data before others.
+        window: micro-batches that are planned together.
     """
 
     def __init__(
-        self, *, comm: Comm, world: Comm | None, streams: Sequence[Stream], options: PlanOptions, on_uneven: str
+        self,
+        *,
+        comm: Comm,
+        world: Comm | None,
+        streams: Sequence[Stream],
+        options: PlanOptions,
+        on_uneven: str,
+        window: int = 1,
     ) -> None:
         self._comm = comm
         self._world = world
         self._streams = tuple(streams)
         self._options = options
         self._on_uneven = on_uneven
+        self._micro_batches = window
         settings = [stream.adapter.describe() for stream in streams]
         settings += [f"{field.name}={getattr(options, field.name)!r}" for field in dataclasses.fields(options)]
-        settings += [f"on_uneven={on_uneven!r}"]
+        settings += [f"on_uneven={on_uneven!r}", f"window={window}"]
         self._settings = "; ".join(settings)
         self._capacity = 64
         self._schemas = [""] * len(self._streams)
@@ -160,16 +123,17 @@ class WindowProtocol:
     def _run(self, source: Source, *, closing: bool) -> Window | EvenloadError | None:
         """Run one window; an error that is returned is one that all ranks agreed on."""
         clock = [time.perf_counter()]
-        look = _Look(state=State.CLOSED) if closing else self._look(source)
+        look = Look(state=State.CLOSED) if closing else self._look(source)
         clock.append(time.perf_counter())
         gathered, self._capacity = gather_reports(self._report(look), self._comm, self._capacity)
         error = group_error(gathered, self._comm, options=self._settings, error=look.error)
         clock.append(time.perf_counter())
         plans: list[tuple[Plan, int]] = []
-        if error is None and self._may_go_on(gathered):
-            plans, error = self._plan(look, gathered)
+        expected = self._expected(gathered)
+        if error is None and expected:
+            plans, error = self._plan_all(look, gathered, expected)
         clock.append(time.perf_counter())
-        goes_on = agree_on_end(
+        count = agree_on_end(
             gathered,
             self._comm,
             self._world,
@@ -178,68 +142,62 @@ class WindowProtocol:
             error=error,
             on_uneven=self._on_uneven,
         )
-        if isinstance(goes_on, EvenloadError):
-            goes_on.__cause__ = look.error
-            return goes_on
-        if not goes_on:
+        if isinstance(count, EvenloadError):
+            count.__cause__ = look.error
+            return count
+        if not count:
             return None
+        if count < expected:  # another group has fewer
+            plans = self._plan(gathered, count)
         clock.append(time.perf_counter())
-        batch = self._deliver(look, gathered, plans)
+        source.put_back(look.batches[count:])
+        batches = self._deliver(look, gathered, plans, count)
         clock.append(time.perf_counter())
         self._window += 1
-        return Window(batch=batch, metrics=self._measure(plans, clock))
+        return Window(batches=batches, metrics=self._measure(plans, clock))
 
-    def _look(self, source: Source) -> _Look:
-        """Draw this rank's batch, find and price its items; a fault becomes part of the report."""
-        try:
-            batch = source.next()
-            if batch is END:
-                return _Look(state=State.ENDED)
-            if self._on_uneven == "pad_empty" and self._template is None:
-                self._template = emptied(batch)
-            found = tuple(_checked(stream.adapter.find(batch)) for stream in self._streams)
-            costs = tuple(stream.price(one) for stream, one in zip(self._streams, found, strict=True))
-            return _Look(state=State.RUNNING, batch=batch, found=found, costs=costs)
-        except EvenloadError as error:
-            return _Look(state=State.FAILED, error=error)
-        except Exception as error:
-            fault = ItemError(f"finding the items of a batch raised {type(error).__name__}: {error}")
-            fault.__cause__ = error
-            return _Look(state=State.FAILED, error=fault)
+    def _look(self, source: Source) -> Look:
+        look = take_look(source, self._streams, self._micro_batches)
+        if look.batches and self._on_uneven == "pad_empty" and self._template is None:
+            self._template = emptied(look.batches[0])
+        return look
 
-    def _report(self, look: _Look) -> Report:
-        sizes = tuple(
-            Sizes(length=f.length, segments=f.segments, rows=f.rows, nbytes=f.nbytes, cost=cost)
-            for f, cost in zip(look.found, look.costs, strict=True)
-        )
+    def _report(self, look: Look) -> Report:
         return Report(
             state=look.state,
             window=self._window,
             options=digest(self._settings),
-            schemas=tuple(digest(f.schema) if f.schema else 0 for f in look.found),
+            schemas=tuple(digest(schema) if schema else 0 for schema in look.schemas()),
             known=tuple(digest(schema) if schema else 0 for schema in self._schemas),
             needs_template=look.state == State.ENDED and self._template is None,
             has_template=self._template is not None,
-            streams=sizes,
+            micro_batches=len(look.batches),
+            streams=look.sizes(),
         )
 
-    def _may_go_on(self, gathered: Gathered) -> bool:
-        """Whether this window can come to be, as far as the group knows."""
-        states = gathered.states
-        return State.CLOSED not in states and (State.ENDED not in states or self._on_uneven == "pad_empty")
+    def _expected(self, gathered: Gathered) -> int:
+        """Return how many micro-batches this window has as far as the group knows; 0 where it cannot come to be."""
+        if State.CLOSED in gathered.states:
+            return 0
+        return self._micro_batches if self._on_uneven == "pad_empty" else min(gathered.micro_batches)
 
-    def _plan(self, look: _Look, gathered: Gathered) -> tuple[list[tuple[Plan, int]], EvenloadError | None]:
+    def _plan_all(
+        self, look: Look, gathered: Gathered, count: int
+    ) -> tuple[list[tuple[Plan, int]], EvenloadError | None]:
         """Return a plan and its cost exponent for each stream, or the error that all ranks of the group have."""
-        plans = []
         try:
             self._learn_schemas(look, gathered)
-            for number in range(len(self._streams)):
-                table, floats = gathered.table(number)
-                costs = quantise(floats)
-                plans.append((plan(table, costs, self._options, rotation=self._window), costs.exponent))
+            return self._plan(gathered, count), None
         except EvenloadError as error:
             return [], self._with_numbering(error)
-        return plans, None
+
+    def _plan(self, gathered: Gathered, count: int) -> list[tuple[Plan, int]]:
+        plans = []
+        for number in range(len(self._streams)):
+            table, floats = gathered.table(number, count)
+            costs = quantise(floats)
+            plans.append((plan(table, costs, self._options, rotation=self._window), costs.exponent))
+        return plans
 
     def _with_numbering(self, error: EvenloadError) -> EvenloadError:
         """Say how ranks are numbered where a table's error may name one: tables know the group only."""
@@ -248,7 +206,7 @@ class WindowProtocol:
             return error
         return type(error)(f"{error} (ranks as numbered within the group {ranks})")
 
-    def _learn_schemas(self, look: _Look, gathered: Gathered) -> None:
+    def _learn_schemas(self, look: Look, gathered: Gathered) -> None:
         """Let ranks without items learn from the others what an item looks like."""
         unequal = unknown = False
         for number in range(len(self._streams)):
@@ -257,7 +215,7 @@ class WindowProtocol:
             unknown |= bool(told) and set(gathered.known(number)) != told
         if not (unequal or unknown):
             return
-        mine = json.dumps([found.schema for found in look.found])
+        mine = json.dumps(look.schemas())
         told_by = [json.loads(text) for text in gather_texts(mine, self._comm)]
         if unequal:
             named = zip(self._comm.ranks, told_by, strict=True)
@@ -271,18 +229,23 @@ class WindowProtocol:
             for number, schema in enumerate(schemas):
                 self._schemas[number] = schema or self._schemas[number]
 
-    def _deliver(self, look: _Look, gathered: Gathered, plans: Sequence[tuple[Plan, int]]) -> Any:
-        """Exchange payloads and put the tickets in their places."""
-        batch, found = look.batch, look.found
-        if State.ENDED in gathered.states:
+    def _deliver(
+        self, look: Look, gathered: Gathered, plans: Sequence[tuple[Plan, int]], count: int
+    ) -> tuple[Any, ...]:
+        """Exchange payloads and put the tickets in their places, in `count` micro-batches."""
+        batches = list(look.batches[:count])
+        found = [list(parts[:count]) for parts in look.found] or [[] for _ in self._streams]
+        if min(gathered.micro_batches) < count:
             self._template = share_template(self._template, gathered, self._comm)
-            if look.state == State.ENDED:
-                batch = self._template
-                found = tuple(stream.adapter.find(batch) for stream in self._streams)
-        for number, (stream, one) in enumerate(zip(self._streams, found, strict=True)):
-            ticket = self._ticket(stream, one, plans[number][0], self._schemas[number])
-            batch = stream.adapter.put(batch, ticket)
-        return batch
+            missing = count - len(batches)
+            batches += [self._template] * missing
+            for stream, parts in zip(self._streams, found, strict=True):
+                parts += [stream.find(self._template)] * missing
+        for number, (stream, parts) in enumerate(zip(self._streams, found, strict=True)):
+            tickets = self._tickets(stream, parts, plans[number][0], self._schemas[number])
+            pairs = zip(batches, tickets, strict=True)
+            batches = [stream.adapter.put(batch, ticket) for batch, ticket in pairs]
+        return tuple(batches)
 
     def _post(self, error: Exception) -> NoReturn:
         """Post what this rank failed with on every board, and raise what stands there: the first one posted."""
@@ -296,25 +259,36 @@ class WindowProtocol:
             comm.check()
         raise named from error
 
-    def _ticket(self, stream: Stream, found: Found, plan: Plan, schema: str) -> Ticket:
+    def _tickets(self, stream: Stream, found: Sequence[Found], plan: Plan, schema: str) -> list[Ticket]:
+        """Return the tickets of a window's micro-batches; the first one holds the inputs of all."""
         adapter, rank = stream.adapter, self._comm.rank
-        payloads = exchange(plan, found.payload, self._comm)
+        payloads = exchange(plan, payloads_of(found), self._comm)
         encoded = plan.encodes(rank)
-        is_own = len(encoded) == len(found.length) and bool((plan.table.home[encoded] == rank).all())
-        inputs = found.inputs if is_own else None
+        first = found[0]
+        is_own = len(encoded) == len(first.length) and bool((plan.table.home[encoded] == rank).all())
+        inputs = first.inputs if is_own and len(found) == 1 else None
+        nothing = empty_inputs(adapter, schema or first.empty_schema) if len(found) > 1 or not len(encoded) else None
         if not len(encoded) and (adapter.phantom or inputs is None):
-            inputs = empty_inputs(adapter, schema or found.empty_schema) or inputs
+            inputs = nothing or inputs
         elif inputs is None:
             inputs = adapter.assemble(payloads, schema)
-        return Ticket(
-            adapter=adapter,
-            inputs=inputs,
-            home_rows=lambda: found.rows,
+        window = WindowReturn(
+            key=adapter.key,
             plan=plan,
             counts=plan.table.rows[encoded],
             route=home_route(plan, rank),
             path=stream.path,
+            home_rows=tuple(one.rows for one in found),
         )
+        return [
+            Ticket(
+                adapter=adapter,
+                inputs=nothing if number else inputs,
+                home_rows=functools.partial(getattr, one, "rows"),
+                part=Part(window, number),
+            )
+            for number, one in enumerate(found)
+        ]
 
     def _measure(self, plans: Sequence[tuple[Plan, int]], clock: Sequence[float]) -> WindowMetrics:
         before, after, bound = imbalance([p for p, _ in plans], [2.0**-exponent for _, exponent in plans])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenload.balancer.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["END", "Source"]
 
@@ -38,6 +39,7 @@ class Source:
         self._loader = loader
         self._iterator: Iterator[Any] | None = None
         self._first: Any = _NOT_DRAWN
+        self._returned: deque[Any] = deque()
         self._fault: SourceError | None = None
         self.taken = 0
         self.is_drawing = False
@@ -58,6 +60,9 @@ class Source:
         """
         if self._fault is not None:
             raise self._fault
+        if self._returned:
+            self.taken += 1
+            return self._returned.popleft()
         batch, self._first = self._first, _NOT_DRAWN
         if batch is _NOT_DRAWN:
             batch = self._pull()
@@ -65,10 +70,16 @@ class Source:
             self.taken += 1
         return batch
 
+    def put_back(self, batches: Sequence[Any]) -> None:
+        """Take back what was drawn last and not used: `next` returns it again, before all else."""
+        self._returned.extendleft(reversed(batches))
+        self.taken -= len(batches)
+
     def drop(self) -> None:
         """Let go of the iterator, and with it of its workers and open files, as leaving a loop over it would."""
         self._iterator = None
         self._first = _NOT_DRAWN
+        self._returned.clear()
 
     def _pull(self) -> Any:
         if self._iterator is None:

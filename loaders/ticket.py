@@ -6,114 +6,40 @@ plan and its way home by itself; nothing asks a loader for "the current batch".
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 
-from evenload.balancer.errors import EvenloadError, MismatchError, TicketError
-from evenload.balancer.metadata import digest, gather_texts
-from evenload.balancer.reshard import return_home
+from evenload.balancer.errors import EvenloadError, TicketError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     import numpy.typing as npt
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from evenload.balancer.comm import Comm
     from evenload.balancer.plan import Plan
-    from evenload.balancer.routes import Route
     from evenload.loaders.adapters import Adapter
+    from evenload.loaders.returns import Part
 
-__all__ = ["ReturnPath", "Ticket"]
-
-_log = logging.getLogger("evenload")
-
-
-@dataclass(slots=True)
-class ReturnPath:
-    """How one stream's rows come home: a channel of their own, and what ranks agreed about the rows.
-
-    Rows of another dtype or shape than the peers' would end a gloo job without a word. So what rows look like is
-    compared on a second channel before the first ones travel, and again whenever that changes on this rank; a rank
-    that asks alone objects to the others' next exchange.
-    """
-
-    comm: Comm
-    control: Comm
-    agreed: dict[int, str] = field(default_factory=dict)
-    has_warned: bool = False
-
-    def agree(self, rows: Tensor, output: int, outputs: int) -> None:
-        """Check that all ranks return the same kind of rows. Collective where this kind is not that of the last time.
-
-        Args:
-            rows: what this rank is about to send.
-            output: which of the encoder's outputs it is.
-            outputs: how many there are.
-
-        Raises:
-            MismatchError: ranks return different kinds; on all ranks.
-        """
-        kind = f"rows of {str(rows.dtype).removeprefix('torch.')} {['rows', *rows.shape[1:]]}"
-        kind += " with gradient" if rows.requires_grad and torch.is_grad_enabled() else " without gradient"
-        kind += f" as output {output + 1} of {outputs}" if outputs > 1 else ""
-        if self.agreed.get(output) == kind:
-            return
-        rank = self.comm.ranks[self.comm.rank]
-        msg = f"rank {rank} restores {kind}, while others restore {self.agreed.get(output, 'none')}"
-        self.comm.object(MismatchError(f"{msg}. All ranks restore rows of one dtype and shape in a step"))
-        digests = self.control.all_gather(np.array([digest(kind)]))
-        self.comm.withdraw()
-        self.control.all_gather(np.zeros(1, dtype=np.int64))  # nobody goes on while an objection stands
-        if (digests == digests[0]).all():
-            self.agreed[output] = kind
-            return
-        kinds = gather_texts(kind, self.control)
-        found = "; ".join(f"rank {rank} {text}" for rank, text in zip(self.comm.ranks, kinds, strict=True))
-        msg = (
-            f"all ranks restore rows of one dtype and shape, with or without gradient; found {found}. "
-            "Call the encoder on every rank, also where ticket.inputs is empty"
-        )
-        raise MismatchError(msg)
-
-
-class _Use:
-    """What became of a ticket and its copies; whoever forgets `restore` trains on other ranks' items, and is told."""
-
-    __slots__ = ("is_read", "is_restored", "key", "path")
-
-    def __init__(self, key: Any, path: ReturnPath) -> None:
-        self.key = key
-        self.path = path
-        self.is_read = False
-        self.is_restored = False
-
-    def __del__(self) -> None:
-        if self.is_read and not self.is_restored and not self.path.has_warned:
-            self.path.has_warned = True
-            _log.warning(
-                "the inputs of a ticket under %r were read, and its rows never restored: what was encoded is another "
-                "selection of items than that of this rank's batch. Call ticket.restore(rows) in every step",
-                self.key,
-            )
+__all__ = ["Ticket"]
 
 
 class Ticket:
     """Stands for one kind of items in a batch. Made by a loader.
+
+    The micro-batches of a window are encoded together: the ticket of the first holds the inputs of all, and those of
+    the others hold what a rank without items encodes; `restore` gives each its own home rows.
 
     Attributes:
         inputs: the encoder's inputs for the items that this rank encodes; the keys are the batch's own. A rank
             without items gets empty tensors, or one phantom item where the adapter says so: the encoder is called
             on every rank.
         home_rows: int64 `[n]`, rows of each item of this rank's own batch.
-        plan: who encodes what; `None` where this rank encodes its own items, with nobody to share.
     """
 
-    __slots__ = ("_adapter", "_counts", "_inputs", "_load_home", "_path", "_route", "_use", "plan")
+    __slots__ = ("_adapter", "_inputs", "_load_home", "_part")
 
     def __init__(
         self,
@@ -121,22 +47,17 @@ class Ticket:
         adapter: Adapter,
         inputs: dict[str, Any] | None,
         home_rows: Callable[[], npt.NDArray[np.int64]],
-        plan: Plan | None = None,
-        counts: npt.NDArray[np.int64] | None = None,
-        route: Route | None = None,
-        path: ReturnPath | None = None,
-        use: _Use | None = None,
+        part: Part | None = None,
     ) -> None:
         self._adapter = adapter
         self._inputs = inputs
         self._load_home = home_rows
-        self.plan = plan
-        self._counts = counts
-        self._route = route
-        self._path = path
-        if use is None and path is not None and route is not None and route.moves:
-            use = _Use(adapter.key, path)
-        self._use = use
+        self._part = part
+
+    @property
+    def plan(self) -> Plan | None:
+        """Who encodes what in the whole window; `None` where this rank encodes its own items alone."""
+        return None if self._part is None else self._part.window.plan
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -147,8 +68,8 @@ class Ticket:
         """
         if self._inputs is None:
             self._refuse_unknown_inputs()
-        if self._use is not None:
-            self._use.is_read = True
+        if self._part is not None and not self._part.number:
+            self._part.is_read = True
         return self._inputs
 
     @property
@@ -171,9 +92,20 @@ class Ticket:
         """Ranks whose `inputs` are empty, the same on all ranks: no item to encode, and no phantom in its place."""
         if self._adapter.phantom:
             return []
-        if self.plan is None or self._path is None:
+        if self._part is None:
             return [] if len(self.home_rows) else [0]
-        return [rank for number, rank in enumerate(self._path.comm.ranks) if not len(self.plan.encodes(number))]
+        ranks, plan = self._part.window.path.comm.ranks, self._part.window.plan
+        return [rank for number, rank in enumerate(ranks) if self._part.number or not len(plan.encodes(number))]
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether an earlier micro-batch of the window encoded this one's items, so that `take` returns their rows."""
+        return self._part is not None and self._part.number > 0
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What a binding keeps from the first micro-batch of a window for the others; a new dict without a window."""
+        return {} if self._part is None else self._part.window.memo
 
     def fail(self, error: BaseException) -> None:
         """Let the other ranks of the group know why this one will not restore: their `restore` raises it too.
@@ -187,7 +119,7 @@ class Ticket:
             msg = f"{self._where()}encoding {self._adapter.key!r} raised {type(error).__name__}: {error}"
             self._post(TicketError(msg))
 
-    def restore(self, rows: Tensor | Sequence[Tensor]) -> Any:
+    def restore(self, rows: Tensor | Sequence[Tensor], *, encoder: nn.Module | None = None) -> Any:
         """Bring rows home: from the items that this rank encoded to the items of its own batch, in batch order.
 
         Collective over the group: every rank calls it, and, where rows have a gradient, every rank's backward pass
@@ -196,51 +128,74 @@ class Ticket:
         Args:
             rows: the encoder's output, `[sum of rows, ...]` in the order of `inputs`, or several outputs of that
                 kind. Adapters of padded items also take `[items, most rows, ...]`.
+            encoder: the module that made them, which helps to notice that an optimizer changes it within a window.
 
         Returns:
             The same for the home items. The gradient of each row goes back to the rank that made it, unscaled.
 
         Raises:
-            TicketError: the number of rows is not what the items yield.
+            TicketError: the number of rows is not what the items yield. Within a window also: micro-batches are used
+                out of order, an optimizer stepped, or DDP would reduce before the last one; the backward passes raise
+                it too.
             MismatchError: ranks return rows of different dtype or shape.
             RankLostError: a rank is gone.
         """
-        if self._use is not None:
-            self._use.is_restored = True
-        if isinstance(rows, torch.Tensor):
-            return self._restore(rows, 0, 1)
-        if not isinstance(rows, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in rows):
-            msg = (
-                f"{self._where()}restore takes the encoder's output rows, a tensor or a list or tuple of tensors, "
-                f"found {type(rows).__qualname__}; pass the field that holds them (`.last_hidden_state`, say)"
-            )
-            self._post(TicketError(msg))
-            raise TicketError(msg)
-        restored = [self._restore(one, number, len(rows)) for number, one in enumerate(rows)]
-        return rows._make(restored) if hasattr(rows, "_make") else type(rows)(restored)
-
-    def _restore(self, rows: Tensor, output: int, outputs: int) -> Tensor:
-        home = self.home_rows
-        counts = home if self._counts is None else self._counts
+        outputs = self._as_outputs(rows)
         try:
-            packed = self._expected(rows, counts)
+            packed = [self._expected(one) for one in outputs]
         except EvenloadError as error:
             self._post(error)
             raise
-        if self._route is not None and self._path is not None and self._route.moves:
-            self._path.agree(packed, output, outputs)
-            packed = return_home(packed, self._route, self._path.comm)
-        return self._adapter.unpack_rows(packed, home, rows)
+        if self._part is not None:
+            packed = self._part.restore(packed, _without_rows(rows), encoder)
+        return self._in_form(packed, rows)
+
+    def take(self) -> Any:
+        """Return what `restore` would, without calling the encoder on nothing, where `is_encoded`.
+
+        Raises:
+            TicketError: as `restore`; or no earlier micro-batch encodes for this one.
+        """
+        if self._part is None or not self._part.number:
+            msg = f"{self._where()}only later micro-batches of a window are encoded already; call restore(rows) here"
+            raise TicketError(msg)
+        home, template = self._part.take()
+        return self._in_form(home, template)
+
+    def _as_outputs(self, rows: Any) -> list[Tensor]:
+        if isinstance(rows, torch.Tensor):
+            return [rows]
+        if isinstance(rows, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in rows):
+            return list(rows)
+        msg = (
+            f"{self._where()}restore takes the encoder's output rows, a tensor or a list or tuple of tensors, "
+            f"found {type(rows).__qualname__}; pass the field that holds them (`.last_hidden_state`, say)"
+        )
+        self._post(TicketError(msg))
+        raise TicketError(msg)
+
+    def _in_form(self, home: Sequence[Tensor], like: Any) -> Any:
+        """Return packed home rows in the form in which the encoder returned its own."""
+        counts = self.home_rows
+        if isinstance(like, torch.Tensor):
+            return self._adapter.unpack_rows(home[0], counts, like)
+        pairs = zip(home, like, strict=True)
+        restored = [self._adapter.unpack_rows(one, counts, form) for one, form in pairs]
+        return like._make(restored) if hasattr(like, "_make") else type(like)(restored)
 
     def _where(self) -> str:
-        return "" if self._path is None else f"rank {self._path.comm.ranks[self._path.comm.rank]}: "
+        if self._part is None:
+            return ""
+        comm = self._part.window.path.comm
+        return f"rank {comm.ranks[comm.rank]}: "
 
     def _post(self, error: EvenloadError) -> None:
-        if self._path is not None:
-            self._path.comm.post(error)
+        if self._part is not None:
+            self._part.window.path.comm.post(error)
 
-    def _expected(self, rows: Tensor, counts: npt.NDArray[np.int64]) -> Tensor:
+    def _expected(self, rows: Tensor) -> Tensor:
         """Return the packed rows of real items, or say what is wrong with them."""
+        counts = self.home_rows if self._part is None else self._part.encodes
         packed = self._adapter.pack_rows(rows, counts)
         if self._adapter.phantom and not len(counts):
             return packed[:0]
@@ -274,11 +229,7 @@ class Ticket:
             adapter=self._adapter,
             inputs=inputs,
             home_rows=self._load_home,
-            plan=self.plan,
-            counts=self._counts,
-            route=self._route,
-            path=self._path,
-            use=self._use,
+            part=self._part,
         )
 
     def __repr__(self) -> str:
@@ -332,3 +283,11 @@ class Ticket:
 
     def __bool__(self) -> bool:
         return True
+
+
+def _without_rows(rows: Any) -> Any:
+    """Return the encoder's output without its contents, for its form."""
+    if isinstance(rows, torch.Tensor):
+        return rows.detach()[:0]
+    empty = [one.detach()[:0] for one in rows]
+    return rows._make(empty) if hasattr(rows, "_make") else type(rows)(empty)

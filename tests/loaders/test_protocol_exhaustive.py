@@ -22,8 +22,8 @@ from evenload.balancer.local import LocalWorld
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders import protocol
 from evenload.loaders.adapters.packed import Packed, packed
+from evenload.loaders.returns import ReturnPath
 from evenload.loaders.source import Source
-from evenload.loaders.ticket import ReturnPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -204,7 +204,7 @@ def work(case: Case, rank: int, comm: LocalComm, everyone: LocalComm | None, out
     while (window := windows.advance(source, closing=outcome.delivered == closes_at)) is not None:
         outcome.delivered += 1
         spoilt = mine and case.fault == "rows" and outcome.delivered - 1 == trap
-        use(window.batch, spoilt=spoilt, outcome=outcome)
+        use(window.batches[0], spoilt=spoilt, outcome=outcome)
         outcome.restored += 1
     outcome.sprung |= closes_at == outcome.delivered
 
