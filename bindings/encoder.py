@@ -137,7 +137,7 @@ class _Share:
             ticket.fail(error)
             return None
         if not is_record(output):
-            return ticket.restore(output)
+            return ticket.restore(output, encoder=module)
         return self._restore_fields(module, ticket, output)
 
     def _restore_fields(self, module: nn.Module, ticket: Ticket, output: Any) -> Any:
@@ -149,8 +149,8 @@ class _Share:
             ticket.fail(error)
             raise
         counts = ticket.home_rows.tolist()
-        home = restore_together(ticket, encoded)
-        forms = [in_form(value, rows, counts) for value, rows in zip(values, home, strict=True)]
+        home = restore_together(ticket, encoded, encoder=module)
+        forms = [in_form(type(value), rows, counts) for value, rows in zip(values, home, strict=True)]
         return type(output)(**dict(zip(self._rows, forms, strict=True)))
 
     def _fields(self, output: Any, source: str) -> list[Any]:

@@ -17,16 +17,21 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from evenload.balancer.errors import ItemError, TicketError
-from evenload.bindings.rows import in_form, is_record, joined, restore_together
+from evenload.bindings.rows import in_form, is_record, joined, restore_together, take_together
 from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from evenload.loaders.loader import BalancedLoader
 
 __all__ = ["BalanceHandle", "balance"]
@@ -148,6 +153,8 @@ def _check_places(args: tuple[Any, ...], tickets: dict[str, Ticket]) -> None:
 def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any]) -> Any:
     """Encode this rank's share and return the model's own form of output, with the rows of the home items."""
     method = f"get_{_MODALITIES[ticket.key]}_features"
+    if ticket.is_encoded:
+        return _in_output(ticket.memo[method], take_together(ticket), ticket)
     try:
         output = _encode(module, method, ticket, kwargs)
         main, levels = _row_fields(output, method)
@@ -155,17 +162,40 @@ def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any])
     except Exception as error:
         ticket.fail(error)
         raise
-    packed = restore_together(ticket, encoded)
+    form = ticket.memo[method] = _Form(
+        record=type(output) if is_record(output) else None,
+        rows=tuple(type(value) for value in (main, *levels)),
+        is_last_state=is_record(output) and output.get("last_hidden_state") is main,
+    )
+    return _in_output(form, restore_together(ticket, encoded, encoder=module), ticket)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How an encoder returned its rows, for other rows to be put in the same form.
+
+    Attributes:
+        record: the class of the output, `None` where it is just the rows.
+        rows: for the main rows and each deeper level, whether they are a tensor, or a list or tuple of them.
+        is_last_state: audio towers return their rows as `last_hidden_state`.
+    """
+
+    record: type[Any] | None
+    rows: tuple[type[Any], ...]
+    is_last_state: bool
+
+
+def _in_output(form: _Form, packed: Sequence[Tensor], ticket: Ticket) -> Any:
     counts = ticket.home_rows.tolist()
-    home = [in_form(value, rows, counts) for value, rows in zip((main, *levels), packed, strict=True)]
-    if not is_record(output):
+    home = [in_form(kind, rows, counts) for kind, rows in zip(form.rows, packed, strict=True)]
+    if form.record is None:
         return home[0]
     found: dict[str, Any] = {"pooler_output": home[0]}
-    if levels:
+    if home[1:]:
         found["deepstack_features"] = home[1:]
-    if output.get("last_hidden_state") is main:
-        found["last_hidden_state"] = home[0]  # audio towers return their rows under this name
-    return type(output)(**found)
+    if form.is_last_state:
+        found["last_hidden_state"] = home[0]
+    return form.record(**found)
 
 
 def _encode(module: nn.Module, method: str, ticket: Ticket, kwargs: dict[str, Any]) -> Any:

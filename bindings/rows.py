@@ -17,11 +17,13 @@ from evenload.balancer.errors import TicketError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from evenload.loaders.ticket import Ticket
 
-__all__ = ["in_form", "is_record", "joined", "restore_together"]
+__all__ = ["in_form", "is_record", "joined", "restore_together", "take_together"]
+
+_WIDTHS = "widths of the outputs beside each other"
 
 
 def is_record(output: Any) -> bool:
@@ -47,22 +49,23 @@ def joined(value: Any, source: str) -> Tensor:
     raise TicketError(msg)
 
 
-def in_form(value: Any, rows: Tensor, counts: Sequence[int]) -> Any:
-    """Return home `rows` of items of `counts` rows in the form of `value`, which `joined` took apart.
+def in_form(kind: type[Any], rows: Tensor, counts: Sequence[int]) -> Any:
+    """Return home `rows` of items of `counts` rows as a `kind`, the class of what `joined` took apart.
 
     A batch without items gets one empty tensor instead of an empty list, for models concatenate what is in it.
     """
-    if isinstance(value, torch.Tensor):
+    if issubclass(kind, torch.Tensor):
         return rows
-    return type(value)(torch.split(rows, list(counts)) if counts else [rows])
+    return kind(torch.split(rows, list(counts)) if counts else [rows])
 
 
-def restore_together(ticket: Ticket, outputs: Sequence[Tensor]) -> list[Tensor]:
+def restore_together(ticket: Ticket, outputs: Sequence[Tensor], *, encoder: nn.Module) -> list[Tensor]:
     """Restore several outputs, beside each other in one exchange where all are packed rows of one dtype.
 
     Args:
         ticket: whose `inputs` were encoded.
         outputs: `[rows, width]` each, or padded ones.
+        encoder: the module that made them, or one around it.
 
     Raises:
         TicketError: the number of rows is not what the items yield.
@@ -72,6 +75,18 @@ def restore_together(ticket: Ticket, outputs: Sequence[Tensor]) -> list[Tensor]:
     first = outputs[0]
     is_uniform = all((one.dim(), one.dtype, len(one)) == (2, first.dtype, len(first)) for one in outputs)
     if len(outputs) == 1 or not is_uniform:
-        return list(ticket.restore(list(outputs)))
-    widths = [one.shape[1] for one in outputs]
-    return list(torch.split(ticket.restore(torch.cat(list(outputs), dim=1)), widths, dim=1))
+        return list(ticket.restore(list(outputs), encoder=encoder))
+    widths = ticket.memo[_WIDTHS] = [one.shape[1] for one in outputs]
+    return list(torch.split(ticket.restore(torch.cat(list(outputs), dim=1), encoder=encoder), widths, dim=1))
+
+
+def take_together(ticket: Ticket) -> list[Tensor]:
+    """Return what `restore_together` would, in a micro-batch that an earlier one encoded for.
+
+    Raises:
+        TicketError: micro-batches are used out of order, or parameters changed within the window.
+    """
+    home = ticket.take()
+    if isinstance(home, torch.Tensor):
+        return list(torch.split(home, ticket.memo[_WIDTHS], dim=1))
+    return list(home)

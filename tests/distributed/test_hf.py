@@ -29,11 +29,30 @@ WRAPPERS = {
         "fsdp2, balanced after",
         "checkpoints",
         "reentrant checkpoints",
+        # Five micro-batches: also a last window that is shorter, and one that holds all of them.
+        "plain, window 2",
+        "ddp, unused, window 2",
+        "ddp, no_sync, window 3",
+        "ddp, no_sync, window 5",
+        "fsdp2, window 2",
+        "fsdp2, balanced after, window 5",
+        "checkpoints, window 4",
+        "reentrant checkpoints, window 3",
     ),
-    "qwen3_vl": ("plain", "ddp", "fsdp2", "checkpoints", "reentrant checkpoints", "compile"),
+    "qwen3_vl": (
+        "plain",
+        "ddp",
+        "fsdp2",
+        "checkpoints",
+        "reentrant checkpoints",
+        "compile",
+        "ddp, no_sync, window 2",
+        "fsdp2, window 3",
+        "compile, window 2",
+    ),
     # These models have parameters that their own forward does not use, which plain DDP refuses.
-    "llava": ("plain", "ddp, unused", "fsdp2", "checkpoints", "compile"),
-    "qwen2_5_omni": ("plain", "ddp, unused", "fsdp2"),
+    "llava": ("plain", "ddp, unused", "fsdp2", "checkpoints", "compile", "plain, window 3", "ddp, unused, window 5"),
+    "qwen2_5_omni": ("plain", "ddp, unused", "fsdp2", "plain, window 2", "ddp, unused, window 4", "fsdp2, window 5"),
 }
 CASES = [(name, wrapper) for name, wrappers in WRAPPERS.items() for wrapper in wrappers]
 

@@ -79,7 +79,8 @@ def _train(
     name: str, wrapper: str, rank: int, world_size: int, learning: set[str]
 ) -> tuple[list[float], dict[str, torch.Tensor], int]:
     inner = models.build(name)
-    loader = models.balanced(name, _batches(name, wrapper, rank))
+    wrapper, _, window = wrapper.partition(", window ")
+    loader = models.balanced(name, _batches(name, wrapper, rank), window=int(window or 1))
     keys = list(inner.state_dict())
     if wrapper.endswith("after"):
         model = WRAPPERS[wrapper](inner)
@@ -97,7 +98,7 @@ def _train(
                 loss = models.loss_of(model, batch)
                 (loss * (world_size if averages else 1)).backward()
             losses.append(loss.item())
-            if not averages:  # also a rank without items, and a step without any
+            if not averages and not window:  # also a rank without items, and a step without any
                 assert {key for key, one in inner.named_parameters() if one.grad is not None} == learning
     gradients = {key: one.grad for key, one in inner.named_parameters() if one.grad is not None}
     if not averages:
@@ -119,7 +120,7 @@ def same_training(rank: int, world_size: int, cases: list[tuple[str, str]]) -> d
     reference = functools.cache(lambda name, is_short: _reference(name, "compile" if is_short else "", world_size))
     found: dict[str, Any] = {}
     for name, wrapper in cases:
-        losses, expected = reference(name, wrapper == "compile")
+        losses, expected = reference(name, wrapper.startswith("compile"))
         try:
             own, gradients, moved = _train(name, wrapper, rank, world_size, set(expected))
             measured = check_same_gradients(_learned(expected), _learned(gradients)).values()

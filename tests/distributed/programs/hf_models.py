@@ -182,9 +182,10 @@ def by_length(length: Any, segments: Any) -> Any:
     return length.astype(float)
 
 
-def balanced(name: str, batches: list[dict[str, Any]]) -> BalancedLoader:
+def balanced(name: str, batches: list[dict[str, Any]], *, window: int = 1) -> BalancedLoader:
     items = adapters(name)
-    return BalancedLoader(batches, items=items, cost={one.key: by_length for one in items}, timeout_s=20.0)
+    cost = {one.key: by_length for one in items}
+    return BalancedLoader(batches, items=items, cost=cost, window=window, timeout_s=20.0)
 
 
 def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
