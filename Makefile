@@ -31,10 +31,11 @@ lint: $(STAMP)  ## Check style, types, import rules and the rules of the house
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
-bench: $(STAMP)  ## Measure: reordering alone, the loader, the training step
+bench: $(STAMP)  ## Measure: reordering alone, the loader, training steps
 	$(BIN)/python -m benchmarks.reorder $(ARGS)
 	$(BIN)/python -m benchmarks.loader $(ARGS)
 	$(BIN)/python -m benchmarks.step $(ARGS)
+	$(BIN)/python -m benchmarks.hf $(ARGS)
 
 clean:  ## Remove .venv and everything else that was made here
 	rm -rf $(VENV) build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -19,10 +19,8 @@ sum of gradients to the next. Batches come from memory in all runs. Of each step
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -32,16 +30,17 @@ import typer
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks._images import IMAGE_TOKEN, MERGE, PIXELS, Cycled, ImageBatches, images_of
+from benchmarks._steps import Run, allowed, milliseconds, time_steps
 from benchmarks.record import JsonOption, RecordOption, print_table, publish
 from evenload.balancer.planner import warm_up
 from evenload.balancer.presets import ViTCost
-from evenload.bindings.demo.measure import ENCODE_BACKWARD, ENCODE_FORWARD, LLM, StepClock, speedup_allowed
+from evenload.bindings.demo.measure import ENCODE_BACKWARD, ENCODE_FORWARD, LLM, StepClock
 from evenload.bindings.demo.model import ModelConfig, VisionLanguageModel, next_tokens, summed_loss
 from evenload.bindings.launch import run_ranks
 from evenload.loaders.loader import BalancedLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
 
     from torch import Tensor
 
@@ -76,24 +75,11 @@ class Settings:
     seed: int = 0
 
 
-@dataclass(slots=True)
-class _Run:
-    """One run on one rank, one entry a step: wall and CPU seconds, CPU seconds by part, seconds of wait for the batch.
-
-    `cpu` counts all threads; `parts` counts the training thread alone.
-    """
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    parts: list[list[float]] = field(default_factory=list)
-    wait: list[float] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
     """What one rank saw: all runs by kind, and for each window imbalance before, after and moved bytes."""
 
-    runs: dict[str, list[_Run]]
+    runs: dict[str, list[Run]]
     windows: list[tuple[float, float, int]]
 
 
@@ -101,14 +87,14 @@ def measure(ranks: int, settings: Settings, *, timeout_s: float = 900.0) -> dict
     """Return the figures; times in milliseconds a step."""
     warm_up()  # compiles once, here, and not in every rank
     records = run_ranks(_measure_rank, ranks, (settings,), timeout=timeout_s)
-    loaded, balanced, served = (_ms([[run.wall for run in each.runs[name]] for each in records]) for name in RUNS)
-    cpu = {name: _ms([[run.cpu for run in each.runs[name]] for each in records]) for name in RUNS}
-    parts_SR3 = np.stack([np.median([run.parts for run in each.runs["loaded"]], axis=0) for each in records], axis=1)  # noqa: N806
+    runs = {name: [each.runs[name] for each in records] for name in RUNS}
+    loaded, balanced, served = (milliseconds(runs[name], "wall") for name in RUNS)
+    cpu = {name: milliseconds(runs[name], "cpu") for name in RUNS}
     windows = np.array(records[0].windows)
-    waits = [run.wait for each in records for run in each.runs["balanced"]]
+    waits = [run.wait for each in runs["balanced"] for run in each]
     return {
         "speedup": loaded / balanced,
-        "speedup_allowed": speedup_allowed(parts_SR3),
+        "speedup_allowed": allowed(runs["loaded"]),
         "exposed_fraction": balanced / served - 1,
         "ranks": ranks,
         "loaded_ms": loaded,
@@ -122,12 +108,6 @@ def measure(ranks: int, settings: Settings, *, timeout_s: float = 900.0) -> dict
     }
 
 
-def _ms(seconds: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return milliseconds a step: of each step the largest of the ranks, the median over repeats; mean of the steps."""
-    largest = np.array(seconds).max(axis=0)  # of ranks, repeats, steps
-    return 1e3 * float(np.median(largest, axis=0).mean())
-
-
 def _measure_rank(rank: int, ranks: int, settings: Settings) -> _Record:  # noqa: ARG001
     warm_up()
     torch.manual_seed(settings.seed)
@@ -135,7 +115,7 @@ def _measure_rank(rank: int, ranks: int, settings: Settings) -> _Record:  # noqa
     batches = [settings.batches.draw(settings.seed, rank, number) for number in range(settings.distinct)]
     source = Cycled(batches, settings.steps + 1 + _AHEAD)
     cost = _cost(settings)
-    runs: dict[str, list[_Run]] = {name: [] for name in RUNS}
+    runs: dict[str, list[Run]] = {name: [] for name in RUNS}
     plain = BalancedLoader(source, items=images_of(), cost=cost, balance=False)
     with closing(BalancedLoader(source, items=images_of(), cost=cost)) as loader:
         served = list(loader)
@@ -167,23 +147,9 @@ class _Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.steps = settings.steps
 
-    def run(self, batches: Iterable[Any]) -> _Run:
+    def run(self, batches: Iterable[Any]) -> Run:
         """Train on the first `steps + 1` of `batches`; the first step is not counted."""
-        run, clock = _Run(), StepClock()
-        iterator = iter(batches)
-        dist.barrier()
-        began, cpu = time.perf_counter(), time.process_time()
-        for batch in islice(_noting_waits(iterator, run.wait), self.steps + 1):
-            clock.reset()
-            self._step(batch, clock)
-            ended, cpu_ended = time.perf_counter(), time.process_time()
-            run.wall.append(ended - began)
-            run.cpu.append(cpu_ended - cpu)
-            run.parts.append(clock.seconds)
-            began, cpu = ended, cpu_ended
-        for _ in iterator:  # all ranks leave together, at the end of the data
-            pass
-        return _Run(wall=run.wall[1:], cpu=run.cpu[1:], parts=run.parts[1:], wait=run.wait[1:])
+        return time_steps(batches, self._step, self.steps)
 
     def _step(self, batch: Any, clock: StepClock) -> None:
         ticket, tokens, lengths = batch[PIXELS], batch["input_ids"], batch["sample_lengths"]
@@ -209,16 +175,6 @@ class _Trainer:
         flat = parameters_to_vector(gradients)
         dist.all_reduce(flat)
         vector_to_parameters(flat, gradients)
-
-
-def _noting_waits(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
-    while True:
-        began = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            return
-        waits.append(time.perf_counter() - began)
-        yield batch
 
 
 _FIGURES = {"speedup": ".3f", "speedup_allowed": ".3f", "exposed_fraction": ".2%"}
