@@ -12,6 +12,8 @@ from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
 from evenload.loaders.channels import Channels, open_channels
+from evenload.loaders.gradient_state import Announced, quiet, reports
+from evenload.loaders.over import FORWARDED, PassesOver
 from evenload.loaders.look import Stream
 from evenload.loaders.passes import Balanced, Unbalanced
 from evenload.loaders.prefetch import Prefetcher
@@ -32,25 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["BalancedLoader"]
 
 _HISTORY = 1000
-# What trainers read from a loader, and what has the same meaning on the wrapped one.
-_FORWARDED = frozenset(
-    {
-        "batch_sampler",
-        "batch_size",
-        "collate_fn",
-        "dataset",
-        "drop_last",
-        "generator",
-        "multiprocessing_context",
-        "num_workers",
-        "persistent_workers",
-        "pin_memory",
-        "prefetch_factor",
-        "sampler",
-        "set_epoch",
-        "timeout",
-    }
-)
 
 
 class BalancedLoader:
@@ -142,12 +125,31 @@ class BalancedLoader:
         self._adapters = changed
 
     @property
+    def wrapped(self) -> Iterable[Any]:
+        """The loader whose batches these are."""
+        return self._loader
+
+    @property
     def last_window(self) -> WindowMetrics | None:
         """What balancing did to the newest window handed out; `None` before the first, or where nothing is balanced."""
         return self.metrics[-1] if self.metrics else None
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over the data; one that is still under way ends. All ranks begin together."""
+        return self._begin(self._loader)
+
+    def over(self, source: Iterable[Any]) -> PassesOver:
+        """Return what balances another source with the settings, channels and metrics of this loader.
+
+        For loaders that frameworks make anew: `loader.over(skip_first_batches(dataloader, 100))`. A pass over the one
+        ends a pass over the other.
+
+        Args:
+            source: an iterable of batches of the same kind.
+        """
+        return PassesOver(self, source, self._begin)
+
+    def _begin(self, loader: Iterable[Any]) -> Iterator[Any]:
         if self._closed:
             msg = "the loader was closed; build another one"
             raise ClosedError(msg)
@@ -157,21 +159,23 @@ class BalancedLoader:
             raise ClosedError(msg)
         self._running = None
         if not self._balance:
-            return Unbalanced(self._loader, self._adapters)
+            return Unbalanced(loader, self._adapters)
         if self._channels is None:
             self._channels = open_channels(*self._groups, streams=len(self._adapters), timeout_s=self._timeout_s)
         if self._channels.background is None:
-            return Unbalanced(self._loader, self._adapters)
+            return Unbalanced(loader, self._adapters)
         if self._protocol is None:
             self._protocol = self._make_protocol(self._channels, self._channels.background)
         self._protocol.begin_epoch(self._epoch)
         self._epoch += 1
-        source = Source(self._loader)
-        source.prime()
+        source = Source(quiet(loader))
         self._running = Prefetcher(
             self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
         )
-        return Balanced(self._running, self.metrics.append)
+        if not reports(loader):
+            return Balanced(self._running, self.metrics.append)
+        noted: list[WindowMetrics] = []
+        return Announced(loader, Balanced(self._running, noted.append), noted, self.metrics.append)
 
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
         parts = zip(self._adapters, self._costs, channels.paths, strict=True)
@@ -193,7 +197,7 @@ class BalancedLoader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name in _FORWARDED:
+        if name in FORWARDED:
             return getattr(self._loader, name)
         msg = f"{type(self).__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,4 +1,7 @@
-"""One pass over a loader: with windows from the background thread, or with every rank encoding its own items."""
+"""One pass over a loader: with windows from the background thread, or with every rank encoding its own items.
+
+Batches are drawn from the first `next` on: frameworks ask a loader for an iterator just to see whether it has one.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ class Balanced:
     def __next__(self) -> Any:
         if not self._coming:
             began = time.perf_counter()
+            self._prefetcher.begin()
             window = self._prefetcher.get()
             if window is None:
                 raise StopIteration
@@ -50,7 +54,6 @@ class Unbalanced:
 
     def __init__(self, loader: Iterable[Any], adapters: Sequence[Adapter]) -> None:
         self._source = Source(loader)
-        self._source.prime()
         self._adapters = adapters
         self._schemas: dict[int, str] = {}
 
@@ -58,6 +61,7 @@ class Unbalanced:
         return self
 
     def __next__(self) -> Any:
+        self._source.prime()
         batch = self._source.next()
         if batch is END:
             raise StopIteration

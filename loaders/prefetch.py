@@ -38,7 +38,7 @@ def _close_all() -> None:
 
 
 class Prefetcher:
-    """Windows of one epoch, prepared in the background.
+    """Windows of one epoch, prepared in the background from `begin` on.
 
     Args:
         protocol: run on the background thread only.
@@ -58,13 +58,22 @@ class Prefetcher:
         # A finalizer may call `stop` at any point of any thread, also inside these objects: no locks written in Python.
         self._ready: queue.SimpleQueue[Window | EvenloadError | None] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._room.put(None)
+        self._depth = depth
+        self._has_begun = False
         self._is_stopping = False
         self._has_ended = False
         _alive.add(self)
         self._thread = threading.Thread(target=self._work, name="evenload-prefetch", daemon=True)
         self._thread.start()
+
+    def begin(self) -> None:
+        """Draw the first batch, in the caller's thread, and let the background go on from there. Idempotent."""
+        if self._has_begun or self._is_stopping:
+            return
+        self._has_begun = True
+        self._source.prime()
+        for _ in range(self._depth):
+            self._room.put(None)
 
     def get(self) -> Window | None:
         """Return the next window, or `None` at the end.

@@ -29,6 +29,7 @@ from evenload.balancer.planner import plan
 from evenload.balancer.routes import home_route
 from evenload.loaders.agreement import agree_on_end, group_error
 from evenload.loaders.containers import emptied
+from evenload.loaders.duplicates import DuplicateCheck
 from evenload.loaders.look import Look, Stream, payloads_of, take_look
 from evenload.loaders.returns import Part, WindowReturn
 from evenload.loaders.template import share_template
@@ -96,6 +97,7 @@ class WindowProtocol:
         self._capacity = 64
         self._schemas = [""] * len(self._streams)
         self._template: Any = None
+        self._duplicates = DuplicateCheck()
         self._window = 0
 
     def begin_epoch(self, epoch: int) -> None:
@@ -150,6 +152,7 @@ class WindowProtocol:
         if count < expected:  # another group has fewer
             plans = self._plan(gathered, count)
         clock.append(time.perf_counter())
+        self._duplicates.look([one for parts in look.found for one in parts], gathered, self._comm)
         source.put_back(look.batches[count:])
         batches = self._deliver(look, gathered, plans, count)
         clock.append(time.perf_counter())

@@ -41,11 +41,15 @@ class Source:
         self._first: Any = _NOT_DRAWN
         self._returned: deque[Any] = deque()
         self._fault: SourceError | None = None
+        self._is_primed = False
         self.taken = 0
         self.is_drawing = False
 
     def prime(self) -> None:
-        """Draw the first batch now; what goes wrong is raised by the first `next`."""
+        """Draw the first batch now; what goes wrong is raised by the first `next`. Idempotent."""
+        if self._is_primed:
+            return
+        self._is_primed = True
         try:
             self._iterator = self._guarded(lambda: iter(self._loader))
             self._first = self._pull()

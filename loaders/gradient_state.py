@@ -1,0 +1,183 @@
+"""Loaders that report to a trainer where they are: who reports, when, and from which thread.
+
+A loader that Accelerate prepared tells a `GradientState` that a pass has begun, that the batch it hands out is the
+last one, and how many samples of that one are padding; optimizer steps, gradient synchronisation and metrics hang on
+it. Drawn ahead in the background, it would say all that early, and from another thread. So its own reports are
+silenced while the background draws from it, and the pass that the training step holds reports in its place.
+
+Nothing of Accelerate is imported: a loader that reports is one with `begin`, `end`, `gradient_state` and
+`end_of_dataloader`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from evenload.balancer.errors import ItemError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from evenload.balancer.metrics import WindowMetrics
+
+__all__ = ["Announced", "quiet", "reports"]
+
+_MARKS = ("begin", "end", "gradient_state", "end_of_dataloader")
+_NOT_DRAWN = object()
+_lock = threading.Lock()  # a loader may be silenced by several passes, which end on threads of their own
+
+
+def reports(loader: object) -> bool:
+    """Whether a loader reports to a gradient state."""
+    return all(hasattr(loader, name) for name in _MARKS)
+
+
+def quiet(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return what draws the batches of `loader` without its reports; a loader that makes none is returned itself.
+
+    Raises:
+        ItemError: a loader that distributes batches from rank 0: each draw is a collective on the training group.
+    """
+    if not reports(loader):
+        return loader
+    if hasattr(loader, "slice_fn"):
+        msg = (
+            f"each rank draws its own batches, for they are drawn in the background; found {type(loader).__name__}, "
+            "which broadcasts them from rank 0 among the collectives of the training step. Use "
+            "dispatch_batches=False: DataLoaderConfiguration(dispatch_batches=False) for the Accelerator, "
+            'accelerator_config={"dispatch_batches": False} for a Trainer'
+        )
+        raise ItemError(msg)
+    return _Quiet(loader)
+
+
+class _Quiet:
+    """Iterates over a loader that reports, as if it did not."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        with _silenced(loader):
+            loader.end_of_dataloader = False
+            for batch in loader:
+                yield batch
+                if loader.end_of_dataloader:
+                    return  # what the loader does behind its last batch, `Announced` does when the step comes there
+
+
+class _Nothing:
+    """Stands in for a method; counts the passes that need it there."""
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+    def __call__(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _silenced(loader: Any) -> Iterator[None]:
+    with _lock:
+        for name in ("begin", "end"):
+            if not isinstance(vars(loader).get(name), _Nothing):
+                setattr(loader, name, _Nothing())
+            vars(loader)[name].uses += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for name in ("begin", "end"):
+                vars(loader)[name].uses -= 1
+                if not vars(loader)[name].uses:
+                    delattr(loader, name)
+
+
+class _Report:
+    """What a gradient state holds of a pass; what it does not know by itself, the loader does."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._is_in = False
+        self.reset()
+
+    def reset(self) -> None:
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def enter(self) -> None:
+        type(self._loader).begin(self)
+        self._is_in = True
+
+    def leave(self) -> None:
+        if self._is_in:
+            self._is_in = False
+            type(self._loader).end(self)
+
+    def complete(self) -> None:
+        """Leave behind the last batch, and let the loader count a complete pass, as it would by itself."""
+        if self._is_in and self.end_of_dataloader and hasattr(self._loader, "iteration"):
+            self._loader.iteration += 1
+        self.leave()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class Announced:
+    """A pass that reports where the training step is, one batch ahead of it: only so it knows which one is the last.
+
+    Args:
+        loader: the loader in whose place it reports.
+        batches: the pass itself.
+        noted: where `batches` puts the metrics of a window when it is drawn.
+        record: takes them when the batch is handed out.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        batches: Iterator[Any],
+        noted: list[WindowMetrics],
+        record: Callable[[WindowMetrics], None],
+    ) -> None:
+        self._batches = batches
+        self._noted = noted
+        self._record = record
+        self._ahead: Any = _NOT_DRAWN
+        self._end: Exception | None = None
+        self._report = _Report(loader)
+        weakref.finalize(self, self._report.leave).atexit = False  # a loop that is left by `break` drops its pass
+
+    def __iter__(self) -> Announced:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is _NOT_DRAWN and self._end is None:
+            self._report.enter()
+            self._draw()
+        if self._ahead is _NOT_DRAWN:
+            return self._finish()
+        batch = self._ahead
+        for window in self._noted:
+            self._record(window)
+        self._noted.clear()
+        self._draw()
+        self._report.end_of_dataloader = isinstance(self._end, StopIteration)
+        return batch
+
+    def _draw(self) -> None:
+        """Draw the batch after the one that is handed out; what goes wrong is raised in its turn."""
+        self._ahead = _NOT_DRAWN
+        try:
+            self._ahead = next(self._batches)
+        except Exception as error:
+            self._end = error
+
+    def _finish(self) -> Any:
+        self._report.complete()
+        raise self._end  # type: ignore[misc] # it is set wherever nothing was drawn
