@@ -16,6 +16,7 @@ from torch import nn
 
 from evenload.balancer.errors import ItemError, TicketError
 from evenload.bindings.rows import in_form, is_record, joined, restore_together
+from evenload.bindings.skipping import teach_skipping
 from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def wrap_encoder(
     if any(isinstance(getattr(hook, "__self__", None), _Share) for hook in before):
         msg = f"an encoder is wrapped once, found {type(module).__qualname__} wrapped"
         raise ItemError(msg)
+    teach_skipping()
     share = _Share((rows,) if isinstance(rows, str) else tuple(rows), dict(names or {}))
     module.register_forward_pre_hook(share.before, with_kwargs=True)
     module.register_forward_hook(share.after, always_call=True)

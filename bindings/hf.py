@@ -17,7 +17,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn
 
 from evenload.balancer.errors import ItemError, TicketError
 from evenload.bindings.rows import in_form, is_record, joined, restore_together, take_together
+from evenload.bindings.skipping import teach_skipping
 from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from evenload.bindings.hf_trainer import BalancedTrainerMixin as BalancedTrainerMixin
     from evenload.loaders.loader import BalancedLoader
 
 __all__ = ["BalanceHandle", "balance"]
@@ -43,6 +47,14 @@ _INJECTED = ("image", "video")  # what mm_encoder_outputs may name
 _ROWS = ("pooler_output", "deepstack_features")  # what a model reads of an encoder's output
 _UNREAD = ("last_hidden_state", "hidden_states", "attentions")  # one entry a patch or layer: of no use at home
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # DDP, torch.compile, FSDP1
+_with_tickets: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have trained on tickets
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BalancedTrainerMixin":  # built on this module
+        return import_module("evenload.bindings.hf_trainer").BalancedTrainerMixin
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 class BalanceHandle:
@@ -88,6 +100,7 @@ def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHa
         raise ItemError(msg)
     if loader is not None:
         loader.use_phantoms()
+    teach_skipping()
     return BalanceHandle(
         root.register_forward_pre_hook(_encode_tickets, with_kwargs=True),
         root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True),
@@ -118,7 +131,10 @@ def _encode_tickets(
     tickets = {key: value for key, value in kwargs.items() if isinstance(value, Ticket)}
     _check_places(args, tickets)
     if not tickets:
+        _look_for_raw_items(module, kwargs)
         return None
+    if module.training:
+        _with_tickets.add(module)
     kwargs = dict(kwargs)
     injected = dict(kwargs.get("mm_encoder_outputs") or {})
     takes_outputs = "mm_encoder_outputs" in inspect.signature(module.forward).parameters
@@ -148,6 +164,22 @@ def _check_places(args: tuple[Any, ...], tickets: dict[str, Ticket]) -> None:
         if key not in _MODALITIES:
             msg = f"a balanced model takes tickets as {', '.join(_MODALITIES)}; found one as {key!r}"
             raise TicketError(msg)
+
+
+def _look_for_raw_items(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Say it, once, where training goes on without balancing: some code has made a plain loader of the balanced one."""
+    if not module.training or module not in _with_tickets:
+        return
+    raw = [key for key in _MODALITIES if isinstance(kwargs.get(key), torch.Tensor)]
+    if raw:
+        _with_tickets.discard(module)
+        _log.warning(
+            "%s has trained on balanced batches, and now on a plain one with %s: from here on nothing is balanced. "
+            "If that is not meant, look for code that builds a loader from the attributes of the balanced one (to "
+            "skip batches on resume, for one), and put `loader.over(...)` around what it builds",
+            type(module).__qualname__,
+            raw,
+        )
 
 
 def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any]) -> Any:

@@ -116,7 +116,8 @@ class _Report:
     def leave(self) -> None:
         if self._is_in:
             self._is_in = False
-            type(self._loader).end(self)
+            with contextlib.suppress(AttributeError):  # a gradient state that was reset meanwhile holds nothing
+                type(self._loader).end(self)
 
     def complete(self) -> None:
         """Leave behind the last batch, and let the loader count a complete pass, as it would by itself."""
