@@ -177,7 +177,8 @@ class Announced:
         try:
             self._ahead = next(self._batches)
         except Exception as error:
-            self._end = error
+            # Its traceback leads back here: a pass that is dropped would wait for the garbage collection of any thread.
+            self._end = error.with_traceback(None)
 
     def _finish(self) -> Any:
         self._report.complete()

@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PROGRAM = Path(__file__).parent / "programs" / "with_trainer.py"
 # 22 samples are 6 batches of 2 a rank, the last one completed.
 CASES: dict[str, dict[str, Any]] = {
-    "mixin": {"kind": "mixin", "accumulation": 1},
+    "mixin": {"kind": "mixin", "window": 1, "accumulation": 1},
     "override": {"kind": "override", "accumulation": 1},
-    "balanced evaluation": {"kind": "mixin", "accumulation": 1, "evaluation": True},
-    "accumulation": {"kind": "mixin", "accumulation": 4},
+    "balanced evaluation": {"kind": "mixin", "window": 1, "accumulation": 1, "evaluation": True},
+    "accumulation": {"kind": "mixin", "window": 1, "accumulation": 4},
     "accumulation, unused": {"kind": "override", "accumulation": 4, "unused": True},
 }
 
@@ -47,7 +47,7 @@ def test_training_is_that_of_the_trainer_alone(case: str) -> None:
 
 # Six batches an epoch, three epochs: ahead lie the last three of the second epoch or the last two of it, and the third.
 RESUMED: dict[str, dict[str, Any]] = {
-    "mixin": {"kind": "mixin", "accumulation": 1, "at": 9, "left": 9},
+    "mixin": {"kind": "mixin", "window": 1, "accumulation": 1, "at": 9, "left": 9},
     "override": {"kind": "override", "accumulation": 4, "at": 3, "left": 8},
 }
 

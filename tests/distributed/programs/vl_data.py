@@ -51,9 +51,10 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def settings(**more: Any) -> dict[str, Any]:
+def settings(window: int = 1) -> dict[str, Any]:
     """Settings of a `BalancedLoader` for these batches."""
     items = packed_images("pixel_values", "image_grid_thw", merge=2, phantom=True)
+    more = {"window": window} if window > 1 else {}
     return {"items": items, "cost": models.by_length, "timeout_s": 20.0, **more}
 
 

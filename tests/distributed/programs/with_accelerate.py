@@ -64,7 +64,7 @@ def train(*, balanced: bool, accumulation: int, count: int, window: int, unused:
         net, optimizer, loader, plain_eval = run.prepare(model, optimizer, loader, plain_eval)
         own_eval = plain_eval
         if balanced:
-            loader = BalancedLoader(loader, **vl_data.settings(**({} if window == 1 else {"window": window})))
+            loader = BalancedLoader(loader, **vl_data.settings(window))
             own_eval = BalancedLoader(plain_eval, **vl_data.settings())
             evenload.hf.balance(model, loader)
         found: dict[str, Any] = {"losses": [], "ends": [], "steps": 0, "samples": [], "evaluated": []}

@@ -58,24 +58,13 @@ def _loader(rank: int, world_size: int, count: int, *, shuffle: bool) -> DataLoa
     return DataLoader(samples, batch_size=2, sampler=sampler, collate_fn=vl_data.collate)
 
 
-def fit(rank: int, world_size: int, case: dict[str, Any], *, balanced: bool) -> dict[str, Any]:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GROUP_RANK="0", TORCHELASTIC_RUN_ID="evenload")
-    torch.manual_seed(11)
-    module = Reader()
-    loader: Any = _loader(rank, world_size, case["count"], shuffle=True)
-    evaluation: Any = _loader(rank, world_size, 7, shuffle=False)
-    if balanced:
-        window = {} if case["window"] == 1 else {"window": case["window"]}
-        loader = BalancedLoader(loader, **vl_data.settings(**window))
-        evenload.hf.balance(module.model, loader)
-        if case["evaluation"]:
-            evaluation = BalancedLoader(evaluation, **vl_data.settings())
+def _trainer(world_size: int, case: dict[str, Any], *, balanced: bool) -> lightning.Trainer:
     strategy = DDPStrategy(
         cluster_environment=TorchElasticEnvironment(),
         process_group_backend="gloo",
         find_unused_parameters=not balanced,  # the unmodified model leaves its tower out on a rank without images
     )
-    trainer = lightning.Trainer(
+    return lightning.Trainer(
         accelerator="cpu",
         devices=world_size,
         strategy=strategy,
@@ -86,6 +75,20 @@ def fit(rank: int, world_size: int, case: dict[str, Any], *, balanced: bool) -> 
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def fit(rank: int, world_size: int, case: dict[str, Any], *, balanced: bool) -> dict[str, Any]:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GROUP_RANK="0", TORCHELASTIC_RUN_ID="evenload")
+    torch.manual_seed(11)
+    module = Reader()
+    loader: Any = _loader(rank, world_size, case["count"], shuffle=True)
+    evaluation: Any = _loader(rank, world_size, 7, shuffle=False)
+    if balanced:
+        loader = BalancedLoader(loader, **vl_data.settings(case["window"]))
+        evenload.hf.balance(module.model, loader)
+        if case["evaluation"]:
+            evaluation = BalancedLoader(evaluation, **vl_data.settings())
+    trainer = _trainer(world_size, case, balanced=balanced)
     trainer.fit(module, loader, evaluation)
     found = {
         "losses": module.losses,

@@ -44,10 +44,7 @@ class Generate(TrainerCallback):
         model.train()
 
 
-def trainer(kind: str, folder: str, case: dict[str, Any], **more: Any) -> tuple[Trainer, Generate]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    model = models.build("qwen3_vl")
+def _arguments(kind: str, folder: str, case: dict[str, Any], **more: Any) -> TrainingArguments:
     options: dict[str, Any] = {
         "output_dir": folder,
         "per_device_train_batch_size": 2,
@@ -69,21 +66,23 @@ def trainer(kind: str, folder: str, case: dict[str, Any], **more: Any) -> tuple[
         "ddp_find_unused_parameters": kind == "plain" or case.get("unused", False),
         **more,
     }
+    return TrainingArguments(**options)
+
+
+def trainer(kind: str, folder: str, case: dict[str, Any], **more: Any) -> tuple[Trainer, Generate]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    model = models.build("qwen3_vl")
     evaluate = Generate()
     settings: dict[str, Any] = {}
-    classes = {"plain": Trainer, "mixin": Mixed, "override": Overriding}
     if kind == "mixin":
-        window = {} if case.get("window", 1) == 1 else {"window": case["window"]}
-        settings = {
-            "balancing": vl_data.settings(**window),
-            "balance_evaluation": case.get("balance_evaluation", False),
-        }
+        settings = {"balancing": vl_data.settings(case["window"]), "balance_evaluation": case.get("evaluation", False)}
     elif kind == "override":
         evenload.hf.balance(model)
-    made = classes[kind](
+    made = {"plain": Trainer, "mixin": Mixed, "override": Overriding}[kind](
         model=model,
-        args=TrainingArguments(**options),
-        train_dataset=vl_data.Samples(case.get("count", len(vl_data.SIZES))),
+        args=_arguments(kind, folder, case, **more),
+        train_dataset=vl_data.Samples(),
         eval_dataset=vl_data.Samples(7),
         data_collator=vl_data.collate,
         callbacks=[evaluate],

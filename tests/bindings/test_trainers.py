@@ -1,0 +1,85 @@
+"""What the trainers' bindings do without ranks: settings of the mixin, and skipping wherever it was imported to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evenload
+from evenload import BalancedLoader, packed
+from evenload.balancer.errors import ItemError
+from evenload.bindings.skipping import teach_skipping
+
+accelerate = pytest.importorskip("accelerate")
+ROOT = Path(__file__).parents[2]
+
+
+class Base:
+    def __init__(self, model: Any = None) -> None:
+        self.model = model
+
+
+class Mixed(evenload.hf.BalancedTrainerMixin, Base):
+    pass
+
+
+def test_the_mixin_wants_items_and_cost() -> None:
+    with pytest.raises(ItemError, match=r"at least items and cost; found none for \['cost'\]"):
+        Mixed(balancing={"items": packed("x", "n")})
+    with pytest.raises(TypeError, match="balancing"):
+        Mixed()
+
+
+def test_other_names_of_the_module_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'BalancedTrainer'"):
+        _ = evenload.hf.BalancedTrainer
+
+
+def test_plain_imports_stay_cheap() -> None:
+    code = (
+        "import sys, evenload\n"
+        "evenload.hf.BalancedTrainerMixin\n"
+        "assert not {'transformers', 'accelerate', 'lightning'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_skipping_is_taught_wherever_it_was_imported_to_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import accelerate.accelerator
+    import accelerate.data_loader
+
+    original = getattr(accelerate.skip_first_batches, "skips_in_others", accelerate.skip_first_batches)
+    places = [accelerate, accelerate.data_loader, accelerate.accelerator, sys.modules[__name__]]
+    for place in places:
+        monkeypatch.setattr(place, "skip_first_batches", original, raising=False)
+    teach_skipping()
+    taught = accelerate.skip_first_batches
+    teach_skipping()
+    assert taught is not original
+    assert all(place.skip_first_batches is taught for place in places)
+    assert taught.__doc__ == original.__doc__
+
+    loader = accelerate.data_loader.DataLoader([1, 2, 3, 4, 5], batch_size=1)
+    assert [int(batch) for batch in taught(loader, 3)] == [4, 5]
+    balanced = BalancedLoader(loader, items=packed("x", "n"), cost=lambda length, _: length * 1.0)
+    rest = taught(taught(balanced, 2), 1)
+    assert (len(rest), rest.last_window) == (2, None)
+    assert [int(batch) for batch in rest.wrapped] == [4, 5]
+
+
+def test_a_name_that_was_imported_before_is_taught_with_the_next_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that takes the taught function from one place and the original from another ends with one of them."""
+    import accelerate.data_loader
+
+    teach_skipping()
+    taught = accelerate.data_loader.skip_first_batches
+    late = type(sys)("late")
+    late.skip_first_batches = taught.skips_in_others
+    monkeypatch.setitem(sys.modules, "late", late)
+    teach_skipping()
+    assert late.skip_first_batches is taught
