@@ -13,8 +13,8 @@ from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
 from evenload.loaders.channels import Channels, open_channels
 from evenload.loaders.gradient_state import Announced, quiet, reports
-from evenload.loaders.over import FORWARDED, PassesOver
 from evenload.loaders.look import Stream
+from evenload.loaders.over import FORWARDED, PassesOver
 from evenload.loaders.passes import Balanced, Unbalanced
 from evenload.loaders.prefetch import Prefetcher
 from evenload.loaders.protocol import WindowProtocol

@@ -20,15 +20,12 @@ CASES: dict[str, dict[str, Any]] = {
     "the end cuts an accumulation": {"accumulation": 3, "count": 14, "window": 1},
     "the end meets an accumulation": {"accumulation": 2, "count": 16, "window": 1},
     "parameters may be unused": {"accumulation": 3, "count": 14, "window": 1, "unused": True},
+    "windows, the end cuts one": {"accumulation": 3, "count": 14, "window": 3},
+    "windows, unused": {"accumulation": 2, "count": 16, "window": 2, "unused": True},
     "one batch": {"accumulation": 3, "count": 3, "window": 1},
 }
-STEPS = {
-    "every batch a step": 8,
-    "the end cuts an accumulation": 4,
-    "the end meets an accumulation": 4,
-    "parameters may be unused": 4,
-    "one batch": 2,
-}
+STEPS = dict(zip(CASES, (8, 4, 4, 4, 4, 4, 2), strict=True))  # in two epochs
+WINDOWS = dict(zip(CASES, (8, 8, 8, 8, 4, 4, 2), strict=True))
 
 
 @functools.cache
@@ -53,7 +50,7 @@ def test_training_is_that_of_the_prepared_loader(case: str) -> None:
         assert one["scores"] <= 1e-12
         assert one["weights"] <= 1e-9
         assert one["moved"] > 0 or case == "one batch"
-        assert one["windows"] == one["batches"]
+        assert one["windows"] == WINDOWS[case]
 
 
 def test_loops_in_loops_and_loops_left_early() -> None:

@@ -17,11 +17,14 @@ PROGRAM = Path(__file__).parent / "programs" / "with_trainer.py"
 # 22 samples are 6 batches of 2 a rank, the last one completed.
 CASES: dict[str, dict[str, Any]] = {
     "mixin": {"kind": "mixin", "window": 1, "accumulation": 1},
-    "override": {"kind": "override", "accumulation": 1},
+    "override": {"kind": "override", "window": 1, "accumulation": 1},
     "balanced evaluation": {"kind": "mixin", "window": 1, "accumulation": 1, "evaluation": True},
     "accumulation": {"kind": "mixin", "window": 1, "accumulation": 4},
-    "accumulation, unused": {"kind": "override", "accumulation": 4, "unused": True},
+    "accumulation, unused": {"kind": "override", "window": 1, "accumulation": 4, "unused": True},
+    "windows": {"kind": "mixin", "window": 4, "accumulation": 4, "evaluation": True},
+    "half windows, unused": {"kind": "override", "window": 2, "accumulation": 4, "unused": True},
 }
+WINDOWS = dict(zip(CASES, (18, 18, 18, 18, 18, 6, 9), strict=True))  # in three epochs
 
 
 @functools.cache
@@ -41,14 +44,15 @@ def test_training_is_that_of_the_trainer_alone(case: str) -> None:
         assert max(one["losses"], one["norms"], one["evaluated"]) <= 1e-6  # kept in single precision
         assert one["same texts"]
         assert one["weights"] <= 1e-9
-        assert one["windows"] == 18
+        assert one["windows"] == WINDOWS[case]
         assert one["moved"] > 0
 
 
 # Six batches an epoch, three epochs: ahead lie the last three of the second epoch or the last two of it, and the third.
 RESUMED: dict[str, dict[str, Any]] = {
     "mixin": {"kind": "mixin", "window": 1, "accumulation": 1, "at": 9, "left": 9},
-    "override": {"kind": "override", "accumulation": 4, "at": 3, "left": 8},
+    "override": {"kind": "override", "window": 1, "accumulation": 4, "at": 3, "left": 8},
+    "windows": {"kind": "mixin", "window": 4, "accumulation": 4, "at": 3, "left": 3},
 }
 
 

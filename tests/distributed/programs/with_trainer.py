@@ -26,8 +26,10 @@ class Mixed(evenload.hf.BalancedTrainerMixin, Trainer):
 class Overriding(Trainer):
     """What a user writes without it."""
 
+    window = 1
+
     def get_train_dataloader(self) -> BalancedLoader:
-        return BalancedLoader(super().get_train_dataloader(), **vl_data.settings())
+        return BalancedLoader(super().get_train_dataloader(), **vl_data.settings(self.window))
 
 
 class Generate(TrainerCallback):
@@ -88,6 +90,8 @@ def trainer(kind: str, folder: str, case: dict[str, Any], **more: Any) -> tuple[
         callbacks=[evaluate],
         **settings,
     )
+    if kind == "override":
+        made.window = case["window"]
     made.remove_callback(PrinterCallback)
     return made, evaluate
 
