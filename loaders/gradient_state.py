@@ -12,36 +12,67 @@ Nothing of Accelerate is imported: a loader that reports is one with `begin`, `e
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from evenload.balancer.errors import ItemError
+from evenload.loaders.passes import Unbalanced
+from evenload.loaders.placement import Placed, target_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from evenload.balancer.metrics import WindowMetrics
+    from evenload.loaders.adapters import Adapter
 
-__all__ = ["Announced", "quiet", "reports"]
+    _Record = Callable[[WindowMetrics], None]
+
+__all__ = ["announced", "quiet", "unbalanced"]
 
 _MARKS = ("begin", "end", "gradient_state", "end_of_dataloader")
 _NOT_DRAWN = object()
-_lock = threading.Lock()  # a loader may be silenced by several passes, which end on threads of their own
 
 
-def reports(loader: object) -> bool:
-    """Whether a loader reports to a gradient state."""
+def _reports(loader: object) -> bool:
     return all(hasattr(loader, name) for name in _MARKS)
 
 
+def announced(
+    loader: Any,
+    begin: Callable[[Callable[[WindowMetrics], None]], Iterator[Any]],
+    record: Callable[[WindowMetrics], None],
+) -> Iterator[Any]:
+    """Return a pass over the batches that were drawn quietly, which does in the step's thread what `loader` would.
+
+    Args:
+        loader: the user's.
+        begin: returns the pass, given what takes the metrics of a window when it is drawn.
+        record: takes them when its first batch is handed out.
+    """
+    if not _reports(loader):
+        return begin(record)
+    noted: list[WindowMetrics] = []
+    batches = Announced(loader, begin(noted.append), noted, record)
+    device = target_device(loader)
+    if device is None:
+        return batches
+    return Placed(batches, device, non_blocking=bool(getattr(loader, "_non_blocking", False)))
+
+
+def unbalanced(loader: Iterable[Any], adapters: Sequence[Adapter]) -> Iterator[Any]:
+    """Return a pass in which every rank encodes its own items; nothing is ahead, so a loader reports by itself."""
+    if not _reports(loader) or target_device(loader) is None:
+        return Unbalanced(loader, adapters)
+    return announced(loader, lambda _: Unbalanced(quiet(loader), adapters), lambda _: None)
+
+
 def quiet(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return what draws the batches of `loader` without its reports; a loader that makes none is returned itself.
+    """Return what draws the batches of `loader` without its reports, and on the CPU; one without is returned itself.
 
     Raises:
         ItemError: a loader that distributes batches from rank 0: each draw is a collective on the training group.
     """
-    if not reports(loader):
+    if not _reports(loader):
         return loader
     if hasattr(loader, "slice_fn"):
         msg = (
@@ -61,40 +92,16 @@ class _Quiet:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self._loader
-        with _silenced(loader):
-            loader.end_of_dataloader = False
-            for batch in loader:
-                yield batch
-                if loader.end_of_dataloader:
-                    return  # what the loader does behind its last batch, `Announced` does when the step comes there
+        # A double, so that nothing that the background does to it is seen, nor has to be put back.
+        double = object.__new__(type(self._loader))
+        vars(double).update(vars(self._loader), begin=_nothing, end=_nothing)
+        if target_device(self._loader) is not None:
+            double.device = None
+        return iter(double)
 
 
-class _Nothing:
-    """Stands in for a method; counts the passes that need it there."""
-
-    def __init__(self) -> None:
-        self.uses = 0
-
-    def __call__(self) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _silenced(loader: Any) -> Iterator[None]:
-    with _lock:
-        for name in ("begin", "end"):
-            if not isinstance(vars(loader).get(name), _Nothing):
-                setattr(loader, name, _Nothing())
-            vars(loader)[name].uses += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            for name in ("begin", "end"):
-                vars(loader)[name].uses -= 1
-                if not vars(loader)[name].uses:
-                    delattr(loader, name)
+def _nothing() -> None:
+    pass
 
 
 class _Report:
@@ -120,8 +127,8 @@ class _Report:
                 type(self._loader).end(self)
 
     def complete(self) -> None:
-        """Leave behind the last batch, and let the loader count a complete pass, as it would by itself."""
-        if self._is_in and self.end_of_dataloader and hasattr(self._loader, "iteration"):
+        """Leave behind the last batch, and count a complete pass as the loader would: random orders hang on it."""
+        if self._is_in and hasattr(self._loader, "iteration"):
             self._loader.iteration += 1
         self.leave()
 
@@ -144,7 +151,7 @@ class Announced:
         loader: Any,
         batches: Iterator[Any],
         noted: list[WindowMetrics],
-        record: Callable[[WindowMetrics], None],
+        record: _Record,
     ) -> None:
         self._batches = batches
         self._noted = noted
@@ -181,5 +188,8 @@ class Announced:
             self._end = error.with_traceback(None)
 
     def _finish(self) -> Any:
-        self._report.complete()
+        if isinstance(self._end, StopIteration):
+            self._report.complete()
+        else:
+            self._report.leave()
         raise self._end  # type: ignore[misc] # it is set wherever nothing was drawn

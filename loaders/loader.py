@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
 from evenload.loaders.channels import Channels, open_channels
-from evenload.loaders.gradient_state import Announced, quiet, reports
+from evenload.loaders.gradient_state import announced, quiet, unbalanced
 from evenload.loaders.look import Stream
 from evenload.loaders.over import FORWARDED, PassesOver
-from evenload.loaders.passes import Balanced, Unbalanced
+from evenload.loaders.passes import Balanced
 from evenload.loaders.prefetch import Prefetcher
 from evenload.loaders.protocol import WindowProtocol
 from evenload.loaders.source import Source
@@ -159,11 +160,11 @@ class BalancedLoader:
             raise ClosedError(msg)
         self._running = None
         if not self._balance:
-            return Unbalanced(loader, self._adapters)
+            return unbalanced(loader, self._adapters)
         if self._channels is None:
             self._channels = open_channels(*self._groups, streams=len(self._adapters), timeout_s=self._timeout_s)
         if self._channels.background is None:
-            return Unbalanced(loader, self._adapters)
+            return unbalanced(loader, self._adapters)
         if self._protocol is None:
             self._protocol = self._make_protocol(self._channels, self._channels.background)
         self._protocol.begin_epoch(self._epoch)
@@ -172,10 +173,7 @@ class BalancedLoader:
         self._running = Prefetcher(
             self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
         )
-        if not reports(loader):
-            return Balanced(self._running, self.metrics.append)
-        noted: list[WindowMetrics] = []
-        return Announced(loader, Balanced(self._running, noted.append), noted, self.metrics.append)
+        return announced(loader, functools.partial(Balanced, self._running), self.metrics.append)
 
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
         parts = zip(self._adapters, self._costs, channels.paths, strict=True)

@@ -49,6 +49,7 @@ class Prepared:
         self.end_of_dataloader = False
         self.remainder = -1
         self.iteration = 0
+        self.device: torch.device | None = None
 
     def begin(self) -> None:
         self.end_of_dataloader = False
@@ -65,6 +66,7 @@ class Prepared:
         return self.count
 
     def __iter__(self) -> Iterator[Any]:
+        assert threading.get_ident() == self.gradient_state.thread  # it synchronises random states over the ranks
         self.begin()
         for at in range(self.count):
             if at == self.breaks_at:
@@ -72,7 +74,7 @@ class Prepared:
                 raise OSError(msg)
             self.end_of_dataloader = at == self.count - 1
             values = torch.full((1 + (at + self.rank) % 3, 1), 10.0 * at + self.rank, dtype=torch.float64)
-            yield {"x": values, "n": torch.tensor([len(values)]), "at": at}
+            yield {"x": values.to(self.device), "n": torch.tensor([len(values)]), "at": at}
         self.iteration += 1
         self.end()
 
@@ -111,7 +113,7 @@ def test_the_reports_are_those_of_the_loader_alone(
         inner.gradient_state = State()
         told = story(loader, inner.gradient_state, stops, restores=True)
         loader.close()
-        return told, inner.iteration, {"begin", "end"} & set(vars(inner))
+        return told, inner.iteration, sorted(vars(inner))
 
     state = State()
     alone = Prepared(0, count, state)
@@ -120,10 +122,10 @@ def test_the_reports_are_those_of_the_loader_alone(
         state.loaders.clear()
         expected += [*story(alone, state, [stop], restores=False)[:-1], ("between", 0)]
     loaders = [Prepared(rank, count, State()) for rank in range(ranks)]
-    for told, iteration, left in on_ranks(loaders, work, **settings(prefetch=depth)):
+    for told, iteration, attributes in on_ranks(loaders, work, **settings(prefetch=depth)):
         assert told == expected
         assert iteration == alone.iteration
-        assert not left
+        assert attributes == sorted(vars(alone))
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
@@ -204,3 +206,20 @@ def test_one_process_reports_by_itself() -> None:
     loader = BalancedLoader(Prepared(0, 3, state), cost=lambda length, _: length * 1.0, **settings())
     assert [state.now() for _ in loader] == [(1, False, 0), (1, False, 0), (1, True, 0)]
     assert state.now() == (0, False, -1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_are_put_on_the_loader_s_device_behind_the_exchange(on_ranks: OnRanks, ranks: int) -> None:
+    """Items travel as CPU tensors; the loader puts its batches where it did before as soon as it is iterated alone."""
+
+    def work(loader: BalancedLoader, comm: LocalComm) -> Any:
+        inner = loader.wrapped
+        inner.gradient_state = State()
+        inner.device = torch.device("meta")
+        found = [(batch["x"].inputs["x"].device.type, batch["n"].device.type) for batch in loader]
+        return found, inner.device, next(iter(inner))["x"].device.type
+
+    loaders = [Prepared(rank, 3, State()) for rank in range(ranks)]
+    for found, device, alone in on_ranks(loaders, work, **settings(balance=ranks > 1)):
+        assert found == [("meta", "meta")] * 3
+        assert (device, alone) == (torch.device("meta"), "meta")

@@ -164,7 +164,7 @@ def nested(rank: int, world_size: int) -> dict[str, Any]:
     with accelerator() as run:
         state = run.gradient_state
         inner_train, inner_eval = run.prepare(numbers(), numbers())
-        methods = dict(vars(inner_train))
+        had = set(vars(inner_train))
         train, evaluation = balanced_numbers(inner_train), balanced_numbers(inner_eval)
         seen = []
         for step, batch in enumerate(train):
@@ -184,7 +184,7 @@ def nested(rank: int, world_size: int) -> dict[str, Any]:
         found["epoch counted at the end"] = inner_train.iteration
         train.close()
         evaluation.close()
-        found["methods"] = sorted(set(vars(inner_train)) - set(methods))
+        found["added"] = sorted(set(vars(inner_train)) - had)
         found["direct"] = [(int(batch["index"]), state.end_of_dataloader) for batch in inner_train]
     return found
 
