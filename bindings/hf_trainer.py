@@ -8,6 +8,7 @@ from evenload.balancer.errors import ItemError
 from evenload.bindings.hf import balance
 from evenload.bindings.skipping import teach_skipping
 from evenload.loaders.loader import BalancedLoader
+from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +68,11 @@ class BalancedTrainerMixin:
         """Return the Trainer's own loader of evaluation batches, balanced where `balance_evaluation` says so."""
         loader = super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
         return self._balanced("evaluation", loader) if self._balances_evaluation else loader
+
+    def floating_point_ops(self, inputs: Any) -> Any:
+        """Return the Trainer's estimate, which counts the entries of a model's main input; a ticket has none to count."""
+        plain = {key: value for key, value in inputs.items() if not isinstance(value, Ticket)}
+        return super().floating_point_ops(plain)  # type: ignore[misc]
 
     def _balanced(self, name: str, loader: Any) -> BalancedLoader | PassesOver:
         """Balance `loader` with the channels of the one before it, where there was one."""

@@ -53,7 +53,9 @@ class BalancedLoader:
 
     Args:
         loader: any iterable of batches: a torch `DataLoader`, a webdataset `WebLoader`, a generator function's
-            result. It is already sharded: each rank iterates over its own samples.
+            result. It is already sharded: each rank iterates over its own samples. With Accelerate it is the prepared
+            loader, `BalancedLoader(accelerator.prepare(dataloader), ...)`, which shards; to prepare the balanced one
+            does nothing.
         items: where the items are in a batch: an adapter, or several for several modalities.
         cost: predicts the work of an item; for several adapters a mapping from their keys.
         group: ranks that exchange items: a process group, a one-dimensional device mesh, or a `Comm`. By default the

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from evenload.loaders.adapters import Adapter, Found
     from evenload.loaders.source import Source
 
-__all__ = ["Stream", "Window", "WindowProtocol", "empty_inputs"]
+__all__ = ["Window", "WindowProtocol", "empty_inputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,19 @@ from evenload.balancer.errors import ItemError
 from evenload.bindings.skipping import teach_skipping
 
 accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[2]
+_SPEC = importlib.util.spec_from_file_location("hf_models", ROOT / "tests/distributed/programs/hf_models.py")
+models: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(models)
 
 
 class Base:
     def __init__(self, model: Any = None) -> None:
         self.model = model
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return sum(value.numel() for value in inputs.values())
 
 
 class Mixed(evenload.hf.BalancedTrainerMixin, Base):
@@ -32,6 +41,14 @@ def test_the_mixin_wants_items_and_cost() -> None:
         Mixed(balancing={"items": packed("x", "n")})
     with pytest.raises(TypeError, match="balancing"):
         Mixed()
+
+
+def test_a_ticket_as_main_input_is_no_work_to_estimate() -> None:
+    """Of models whose main input are the pixels, as the Trainer sees them in each step."""
+    raw = models.raw_batches("qwen3_vl", 0)[0]
+    (batch,) = models.balanced("qwen3_vl", [raw])
+    trainer = Mixed(balancing={"items": packed("x", "n"), "cost": models.by_length})
+    assert trainer.floating_point_ops(batch) == sum(v.numel() for k, v in raw.items() if k != "pixel_values")
 
 
 def test_other_names_of_the_module_are_not_there() -> None:
@@ -83,3 +100,27 @@ def test_a_name_that_was_imported_before_is_taught_with_the_next_model(monkeypat
     monkeypatch.setitem(sys.modules, "late", late)
     teach_skipping()
     assert late.skip_first_batches is taught
+
+
+def test_training_that_goes_on_with_plain_batches_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not before there were tickets, not in evaluation, not for text; then once, until there are tickets again."""
+    caplog.set_level(logging.WARNING, logger="evenload")
+    model = models.build("qwen3_vl")
+    batches = models.raw_batches("qwen3_vl", 0)
+    balanced = models.balanced("qwen3_vl", batches)
+    evenload.hf.balance(model, balanced)
+    told = []
+    for mode, source in (
+        ("train", batches),
+        ("train", balanced),
+        ("eval", batches),
+        ("train", batches[2:3]),
+        ("train", batches),
+        ("train", balanced),
+        ("train", batches),
+    ):
+        for batch in source:
+            models.loss_of(getattr(model, mode)(), batch)
+        told.append(len(caplog.records))
+    assert told == [0, 0, 0, 0, 1, 1, 2]
+    assert "has trained on balanced batches, and now on a plain one with ['pixel_values']" in caplog.text

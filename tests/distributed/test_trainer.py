@@ -74,9 +74,3 @@ def test_a_run_that_is_resumed_within_an_epoch_stays_balanced(case: str) -> None
         assert one["weights"] <= 1e-9
         assert one["windows"] == RESUMED[case]["left"]
         assert one["moved"] > 0
-
-
-def test_training_that_goes_on_with_plain_batches_says_so_once() -> None:
-    for found in launch.run_ranks(f"{PROGRAM}:plain_batches_after_tickets", 2, (), timeout=60.0):
-        assert found["counts"] == [0, 0, 0, 1]
-        assert "has trained on balanced batches, and now on a plain one with ['pixel_values']" in found["texts"][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import traceback
 from pathlib import Path
@@ -157,23 +156,3 @@ def resumed(rank: int, world_size: int, cases: dict[str, dict[str, Any]], folder
             found[name] = {"error": traceback.format_exc()}
             break
     return found
-
-
-def plain_batches_after_tickets(rank: int, world_size: int) -> dict[str, Any]:
-    """A model that has trained on tickets, and then gets the batches of a bare loader."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("evenload").addHandler(handler)
-    model = models.build("qwen3_vl")
-    batches = models.raw_batches("qwen3_vl", rank)[-2:]
-    found = []
-    with models.balanced("qwen3_vl", batches) as loader:
-        evenload.hf.balance(model, loader)
-        for mode, source in (("train", batches), ("train", loader), ("eval", batches), ("train", batches)):
-            getattr(model, mode)()
-            for batch in source:
-                models.loss_of(model, batch)
-            found.append(len(texts))
-    logging.getLogger("evenload").removeHandler(handler)
-    return {"counts": found, "texts": texts}
