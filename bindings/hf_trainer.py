@@ -70,7 +70,7 @@ class BalancedTrainerMixin:
         return self._balanced("evaluation", loader) if self._balances_evaluation else loader
 
     def floating_point_ops(self, inputs: Any) -> Any:
-        """Return the Trainer's estimate, which counts the entries of a model's main input; a ticket has none to count."""
+        """Return the Trainer's estimate, which counts the entries of the main input; a ticket has none to count."""
         plain = {key: value for key, value in inputs.items() if not isinstance(value, Ticket)}
         return super().floating_point_ops(plain)  # type: ignore[misc]
 

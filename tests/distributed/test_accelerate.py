@@ -67,6 +67,17 @@ def test_loops_in_loops_and_loops_left_early() -> None:
         assert found["direct"] == rest
 
 
+@pytest.mark.parametrize("seedable", [False, True])
+def test_orders_are_shuffled_as_without_balancing(seedable: bool) -> None:
+    """Ranks agree on them in the caller's thread, and a pass that is left early counts for nothing."""
+    ranks = [ran["shuffled"] for ran in conducted()]
+    for found in ranks:
+        assert found[f"{seedable}, True"] == found[f"{seedable}, False"]
+    for first, second in zip(*(found[f"{seedable}, True"] for found in ranks), strict=True):
+        assert not set(first) & set(second)
+        assert len(first) < 6 or sorted(first + second) == list(range(12))
+
+
 def test_skipped_batches_leave_the_rest_balanced() -> None:
     for rank, ran in enumerate(conducted()):
         found = ran["skipped"]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import traceback
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +189,29 @@ def nested(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+def shuffled(rank: int, world_size: int) -> dict[str, Any]:
+    """Epochs in orders that the ranks draw together, also after passes left early; and those of the loader alone."""
+    found = {}
+    for seedable in (False, True):
+        for balanced in (False, True):
+            with accelerator(
+                dataloader_config=accelerate.DataLoaderConfiguration(use_seedable_sampler=seedable)
+            ) as run:
+                torch.manual_seed(100 if seedable else 100 + rank)  # of several generators, rank 0's counts
+                loader = run.prepare(numbers(shuffle=True))
+                loader = balanced_numbers(loader) if balanced else loader
+                orders = []
+                for stop in (None, 3, None, 1, None):
+                    orders.append(
+                        [int(batch["index"]) if not balanced else use(batch) for batch in islice(loader, stop)]
+                    )
+                    torch.manual_seed(200 + len(orders))  # a pass that is left early has drawn more ahead
+                found[f"{seedable}, {balanced}"] = orders
+                if balanced:
+                    loader.close()
+    return found
+
+
 def skipped(rank: int, world_size: int) -> dict[str, Any]:
     with accelerator() as run:
         loader = balanced_numbers(run.prepare(numbers()))
@@ -238,5 +261,5 @@ def unsharded(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def conduct(rank: int, world_size: int) -> dict[str, Any]:
-    parts: list[Callable[..., Any]] = [nested, skipped, iterable, unsharded, dispatched]
+    parts: list[Callable[..., Any]] = [nested, shuffled, skipped, iterable, unsharded, dispatched]
     return {part.__name__: part(rank, world_size) for part in parts}
