@@ -3,6 +3,7 @@
 solve.py      plan: the entry point, and which method is tried when
 options.py    what the user may ask for
 caps.py       the hard limits as columns
+fill.py       no rank without an item, where that is asked for
 bounds.py     what no placement can beat
 reference.py  the methods in plain Python
 kernels.py    the same methods, compiled by numba

@@ -25,11 +25,17 @@ def lower_bound(costs: npt.NDArray[np.int64], ranks: int, *, counts_equal: bool 
         ranks: number of ranks, at least 1.
         counts_equal: whether the numbers of items that ranks hold differ by at most one.
     """
-    return bound_of_descending(-np.sort(-costs), ranks, counts_equal=counts_equal)
+    return bound_of_descending(-np.sort(-costs), ranks, fewest=len(costs) // ranks if counts_equal else 0)
 
 
-def bound_of_descending(costs: npt.NDArray[np.int64], ranks: int, *, counts_equal: bool) -> int:
-    """Return `lower_bound` of `costs` that are sorted, the largest first."""
+def bound_of_descending(costs: npt.NDArray[np.int64], ranks: int, *, fewest: int) -> int:
+    """Return `lower_bound` of `costs` that are sorted, the largest first.
+
+    Args:
+        costs: int64 `[n]`, descending.
+        ranks: number of ranks.
+        fewest: the items that each rank which holds any holds at least.
+    """
     n = len(costs)
     if not n:
         return 0
@@ -41,6 +47,6 @@ def bound_of_descending(costs: npt.NDArray[np.int64], ranks: int, *, counts_equa
     if len(shared):
         last = shared * ranks + 1
         bound = max(bound, int((sums[last] - sums[last - shared - 1]).max()))
-    if counts_equal and n >= ranks:
-        bound = max(bound, int(costs[0] + sums[n] - sums[n - n // ranks + 1]))
+    if fewest > 1:
+        bound = max(bound, int(costs[0] + sums[n] - sums[n - fewest + 1]))
     return bound

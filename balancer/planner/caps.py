@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-__all__ = ["Caps"]
+__all__ = ["Caps", "count_limits"]
 
 _FULL = 2**40  # an item that fills its tightest limit has this tightness
 
@@ -40,10 +40,10 @@ class Caps:
     def of(cls, table: ItemTable, options: PlanOptions, rotation: int) -> Caps:
         """Return the limits of `options`; the planner counts ranks from rank `rotation` of the group on."""
         names, weights, limits = [], [], []
-        if options.counts == "equal" or options.max_items is not None:
-            names.append("counts='equal'" if options.max_items is None else "max_items")
+        if options.has_fixed_counts or options.max_items is not None:
+            names.append(f"counts={options.counts!r}" if options.max_items is None else "max_items")
             weights.append(np.ones(len(table), dtype=np.int64))
-            limits.append(_counts(table, options, rotation))
+            limits.append(count_limits(table, options, rotation))
         for name, column in (("max_tokens", table.length), ("max_rows", table.rows)):
             limit = getattr(options, name)
             if limit is not None:
@@ -107,12 +107,14 @@ class Caps:
         return CapError(msg)
 
 
-def _counts(table: ItemTable, options: PlanOptions, rotation: int) -> Ints:
+def count_limits(table: ItemTable, options: PlanOptions, rotation: int) -> Ints:
+    """Return int64 `[ranks]`: the items that each rank may hold; fixed counts sum to all items."""
     ranks, n = table.ranks, len(table)
     at_home = np.roll(np.diff(table.home_offsets), -rotation)
-    if options.counts == "free":
+    must_fill = bool(options.min_items) and n >= ranks and not at_home.min()
+    if not options.has_fixed_counts:
         limits = np.full(ranks, n, dtype=np.int64)
-    elif at_home.max() - at_home.min() <= 1:
+    elif at_home.max() - at_home.min() <= 1 or (options.counts == "kept" and not must_fill):
         limits = at_home
     else:
         limits = n // ranks + (np.arange(ranks) < n % ranks)

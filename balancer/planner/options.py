@@ -18,8 +18,12 @@ class PlanOptions:
     Attributes:
         tol: 0 asks for the smallest largest load; above 0, for the least movement that keeps the largest load within
             `(1 + tol)` times its proven lower bound.
-        counts: `"free"`, or `"equal"`: the ranks encode the same number of items, or some of them one more. Ranks
-            that were loaded with equal counts keep theirs; else the ranks with one more change with every window.
+        counts: `"free"`; `"equal"`: the ranks encode the same number of items, or some of them one more; `"kept"`:
+            each rank encodes as many items as it loaded. Ranks that were loaded with equal counts keep theirs with
+            `"equal"` too; else the ranks with one more change with every window. `None` leaves the choice to whoever
+            plans: free where rows come home, kept where whole samples move for good.
+        min_items: 1 gives every rank an item, where the window has as many items as ranks; else 0. Where that and
+            kept counts exclude each other, counts are equal.
         max_items: items that a rank may encode.
         max_tokens: the sum of their lengths that a rank may encode.
         max_rows: the sum of their rows that a rank may encode. Limits are never exceeded; `None` means no limit.
@@ -33,7 +37,8 @@ class PlanOptions:
     """
 
     tol: float = 0.01
-    counts: Literal["free", "equal"] = "free"
+    counts: Literal["free", "equal", "kept"] | None = None
+    min_items: int = 0
     max_items: int | None = None
     max_tokens: int | None = None
     max_rows: int | None = None
@@ -50,11 +55,20 @@ class PlanOptions:
         if self.min_gain >= 1:
             msg = f"min_gain is a fraction below 1, found {self.min_gain}: 0.01 asks for a gain of 1 %"
             raise ValueError(msg)
-        if self.counts not in ("free", "equal"):
-            msg = f'counts is "free" or "equal", found {self.counts!r}'
+        if self.counts not in ("free", "equal", "kept", None):
+            msg = f'counts is "free", "equal", "kept" or None, found {self.counts!r}'
             raise ValueError(msg)
+        if self.min_items not in (0, 1):
+            msg = f"min_items is 0 or 1, found {self.min_items!r}"
+            raise ValueError(msg)
+        object.__setattr__(self, "min_items", int(self.min_items))
         for name in ("max_items", "max_tokens", "max_rows"):
             self._check_limit(name)
+
+    @property
+    def has_fixed_counts(self) -> bool:
+        """Whether the number of items that a rank encodes is settled before their costs are looked at."""
+        return self.counts in ("equal", "kept")
 
     def _check_limit(self, name: str) -> None:
         limit = getattr(self, name)

@@ -11,8 +11,9 @@ import numpy as np
 from evenload.balancer.errors import CostError
 from evenload.balancer.plan import Plan
 from evenload.balancer.planner.bounds import bound_of_descending
-from evenload.balancer.planner.caps import Caps
+from evenload.balancer.planner.caps import Caps, count_limits
 from evenload.balancer.planner.compiled import methods
+from evenload.balancer.planner.fill import fill, leaves_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,8 @@ def plan(
         implementation: `"reference"` (plain Python) or `"numba"`; by default numba once its kernels are compiled.
 
     Returns:
-        A plan whose `method` is `"as_loaded"`, `"stay_first"`, `"lpt"`, `"lpt_by_size"` or `"first_fit"`.
+        A plan whose `method` is `"as_loaded"`, `"filled"` (the same, but for ranks that had nothing and must not),
+        `"stay_first"`, `"lpt"`, `"lpt_by_size"` or `"first_fit"`.
 
     Raises:
         CapError: no placement within the limits exists, or none was found.
@@ -85,6 +87,14 @@ def _checked(costs: Costs, n: int) -> Ints:
         msg = f"the costs of a window sum to less than 2**62, found {total:.3g}; scale them down (see quantise)"
         raise CostError(msg)
     return values
+
+
+def _fewest(table: ItemTable, options: PlanOptions) -> int:
+    """Return the items that a rank which holds any holds at least, whatever the placement."""
+    if not options.has_fixed_counts:
+        return 0
+    limits = count_limits(table, options, 0)
+    return int(limits[limits > 0].min())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +128,7 @@ class _Problem:
         caps = Caps.of(table, options, rotation)
         caps.check(table)
         order = np.argsort(-costs, kind="stable")
-        bound = bound_of_descending(costs[order], ranks, counts_equal=options.counts == "equal")
+        bound = bound_of_descending(costs[order], ranks, fewest=_fewest(table, options))
         numerator, denominator = options.tol.as_integer_ratio()
         return cls(
             table=table,
@@ -162,7 +172,10 @@ class _Problem:
 
 
 def _solve(problem: _Problem, implementation: Implementation | None) -> _Candidate:
-    best = problem.candidate(problem.home, "as_loaded") if problem.caps.hold(problem.home) else None
+    start, method = problem.home, "as_loaded"
+    if problem.options.min_items and leaves_empty(start, problem.table.ranks):
+        start, method = fill(problem.costs, start, problem.table.ranks), "filled"
+    best = problem.candidate(start, method) if problem.caps.hold(start) else None
     if best is not None and problem.is_near_bound(best.largest):
         return best
     chosen = methods(len(problem.costs), implementation)
@@ -178,8 +191,8 @@ def _trials(problem: _Problem, chosen: Methods) -> Iterator[_Candidate]:
     """Yield the placements worth a look that keep within the limits, the one that should move least first."""
     costs, order, weights, limits = problem.costs, problem.order, problem.caps.weights, problem.caps.limits
     if problem.options.tol > 0:
-        # Where counts are equal, each item that leaves a rank needs one that comes back: only swaps help.
-        keep = int(costs.sum()) if problem.options.counts == "equal" else problem.target
+        # Where counts are fixed, each item that leaves a rank needs one that comes back: only swaps help.
+        keep = int(costs.sum()) if problem.options.has_fixed_counts else problem.target
         rank = chosen.stay_first(costs, problem.home, order, weights, limits, keep)
         if rank.min() >= 0:
             yield _repaired(problem, chosen, rank, "stay_first")
@@ -203,8 +216,10 @@ def _rescue(problem: _Problem, chosen: Methods) -> _Candidate:
 
 
 def _repaired(problem: _Problem, chosen: Methods, rank: Ints, method: str) -> _Candidate:
-    # A swap lowers a rank by less than a move does, and with equal counts there are only swaps.
-    steps = problem.table.ranks * (8 if problem.options.counts == "equal" else 2)
+    # A swap lowers a rank by less than a move does, and with fixed counts there are only swaps.
+    steps = problem.table.ranks * (8 if problem.options.has_fixed_counts else 2)
+    if problem.options.min_items:
+        rank = fill(problem.costs, rank, problem.table.ranks)  # a repair lowers the largest load, so it empties no rank
     rank = chosen.repair(
         problem.costs,
         problem.nbytes,

@@ -79,7 +79,8 @@ def test_each_method_equals_its_reference(case: Case) -> None:
     st.builds(
         dict,
         tol=st.sampled_from([0.0, 0.01, 0.3]),
-        counts=st.sampled_from(["free", "equal"]),
+        counts=st.sampled_from([None, "equal", "kept"]),
+        min_items=st.sampled_from([0, 1]),
         max_items=st.sampled_from([None, 1.1, 2.0]),
         max_tokens=st.sampled_from([None, 1.05, 1.5]),
         max_rows=st.sampled_from([None, 1.3]),
