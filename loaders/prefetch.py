@@ -85,7 +85,7 @@ class Prefetcher:
         outcome = None if self._has_ended else self._await()
         if isinstance(outcome, EvenloadError):
             self._ready.put(outcome)  # for those who ask once more
-            raise outcome
+            raise _copy_of(outcome)
         self._has_ended = outcome is None
         self._room.put(None)
         return outcome
@@ -122,6 +122,7 @@ class Prefetcher:
             if self._source.is_drawing:
                 deadline = min(time.monotonic() + patience, limit)
         if not self._thread.is_alive():
+            self._forget()  # an error holds the frames that it passed, and with them the wrapped loader's workers
             return True
         for comm in self._comms:
             name = comm.ranks[comm.rank]
@@ -164,6 +165,13 @@ class Prefetcher:
                 self._ready.get_nowait()
         except queue.Empty:
             return
+
+
+def _copy_of(error: EvenloadError) -> EvenloadError:
+    """Return an error to raise instead: what is raised holds its caller's frames, so the queue must not hold it."""
+    copied = type(error)(*error.args)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def _closed() -> ClosedError:
