@@ -27,7 +27,7 @@ class WindowMetrics:
         load_s: seconds in the wrapped loader.
         gather_s: seconds of exchanging metadata and agreeing, waiting for slower ranks included.
         plan_s: seconds of planning.
-        exchange_s: seconds of moving payloads and assembling the encoder's batch.
+        exchange_s: seconds of moving payloads and assembling the encoder's batch, or collating whole samples.
         wait_s: seconds for which the training step waited for this window; the only ones that it felt.
     """
 

@@ -24,7 +24,7 @@ from evenload.balancer.metadata import Gathered, State, gather_texts
 if TYPE_CHECKING:
     from evenload.balancer.comm import Comm
 
-__all__ = ["ON_UNEVEN", "agree_on_end", "group_error"]
+__all__ = ["ON_UNEVEN", "agree_on_end", "agree_on_fault", "group_error"]
 
 ON_UNEVEN = ("stop", "pad_empty", "error")
 _BRINGING = (State.RUNNING, State.ENDED)
@@ -115,6 +115,21 @@ def agree_on_end(
             taken - mine + 1,
         )
     return int(least)
+
+
+def agree_on_fault(error: EvenloadError | None, top: Comm) -> EvenloadError | None:
+    """Return what the first rank failed with, the same on all ranks of `top`, or `None`. Collective.
+
+    Args:
+        error: what this rank itself failed with.
+        top: a channel over all ranks that must come to the same end.
+    """
+    if not top.all_reduce_max(np.array([error is not None], dtype=np.int64))[0]:
+        return None
+    mine = "" if error is None else as_message(error, prefix=f"rank {top.ranks[top.rank]}: ")
+    agreed = from_message(next(text for text in gather_texts(mine, top) if text))
+    agreed.__cause__ = error
+    return agreed
 
 
 def _first_error(error: EvenloadError | None, top: Comm) -> EvenloadError:

@@ -18,7 +18,7 @@ from evenload.loaders.returns import ReturnPath
 if TYPE_CHECKING:
     from evenload.balancer.comm import Comm
 
-__all__ = ["Channels", "open_channels"]
+__all__ = ["Channels", "is_connected", "open_channels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
     Args:
         group: a process group, one-dimensional mesh or `Comm` that exchanges items; `None` for the ranks of this node.
         data_parallel_group: the same for all ranks that load data; `None` for all ranks of the job.
-        streams: kinds of items.
+        streams: kinds of items whose rows come home.
         timeout_s: seconds after which a rank counts as lost.
 
     Raises:
@@ -63,7 +63,7 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
             raise MismatchError(msg)
         world = None if data_parallel_group is None else data_parallel_group.channel("world")
         return _channels(group.channel("loader"), world, streams)
-    if not _is_connected():
+    if not is_connected():
         return Channels(background=None, world=None, paths=())
     ranks = node_ranks() if group is None else _members(group)
     everyone = list(range(dist.get_world_size())) if data_parallel_group is None else _members(data_parallel_group)
@@ -82,6 +82,8 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
 
 def _channels(comm: Comm, world: Comm | None, streams: int) -> Channels:
     _check_streams(comm if world is None else world, streams)
+    if not streams:
+        return Channels(background=comm, world=world, paths=())
     control = comm.channel("control")
     paths = tuple(ReturnPath(comm=comm.channel(f"return{number}"), control=control) for number in range(streams))
     return Channels(background=comm, world=world, paths=paths)
@@ -92,11 +94,19 @@ def _check_streams(top: Comm, streams: int) -> None:
     counts = top.all_gather(np.array([streams], dtype=np.int64))[:, 0].tolist()
     if len(set(counts)) > 1:
         found = ", ".join(f"rank {rank} with {count}" for rank, count in zip(top.ranks, counts, strict=True))
-        msg = f"all ranks give the loader the same settings; found items= with different numbers of adapters: {found}"
+        msg = (
+            "all ranks give the loader the same settings; found different numbers of kinds of items that come home "
+            f"(none with restore=False): {found}"
+        )
         raise MismatchError(msg)
 
 
-def _is_connected() -> bool:
+def is_connected() -> bool:
+    """Return whether this process is one of several that are connected.
+
+    Raises:
+        MismatchError: it was started as one of several, which are not connected.
+    """
     if dist.is_available() and dist.is_initialized():
         return True
     size = os.environ.get("WORLD_SIZE", "1")

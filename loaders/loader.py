@@ -19,10 +19,11 @@ from evenload.loaders.over import FORWARDED, PassesOver
 from evenload.loaders.passes import Balanced
 from evenload.loaders.prefetch import Prefetcher
 from evenload.loaders.protocol import WindowProtocol
+from evenload.loaders.relocate import AsLoaded, Relocator, relocation
 from evenload.loaders.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from evenload.balancer.cost import CostModel
     from evenload.balancer.metrics import WindowMetrics
     from evenload.loaders.adapters import Adapter
+    from evenload.loaders.returns import ReturnPath
 
 __all__ = ["BalancedLoader"]
 
@@ -50,6 +52,11 @@ class BalancedLoader:
     Batches are drawn, planned and exchanged in the background, `prefetch` windows ahead, over a CPU process group of
     its own. With one process, or with `balance=False`, nothing is exchanged: tickets hold the batch's own tensors.
     All ranks of the group build the loader with the same settings and iterate over it in step.
+
+    With `restore=False` whole samples move instead, for good and before they are collated; there are no tickets. A
+    torch `DataLoader`'s `collate_fn` then runs in the background on the samples that this rank got, in the order of
+    the ranks that loaded them; any other loader yields lists of samples. Each rank keeps as many samples as it
+    loaded, unless `options` say otherwise.
 
     Args:
         loader: any iterable of batches: a torch `DataLoader`, a webdataset `WebLoader`, a generator function's
@@ -71,6 +78,12 @@ class BalancedLoader:
             `window` divides the steps over which gradients are accumulated.
         prefetch: windows that are prepared ahead, at least 1.
         timeout_s: seconds after which a rank that does not answer counts as lost.
+        restore: whether items are encoded elsewhere and their rows come home; `False` moves `whole_samples`.
+        weight_key: with `restore=False`, a free key of the batch under which it gets a float: the tokens of this rank
+            times the number of data-parallel ranks, divided by the tokens of all of them in this step. A mean over
+            this rank's tokens, times that, averaged over ranks, is the mean over all tokens. `counts="free"` needs it.
+        collate_fn: with `restore=False`, collates the samples where `loader` is no `DataLoader`; by default batches
+            stay lists.
 
     Raises:
         ItemError: settings that make no sense.
@@ -91,11 +104,24 @@ class BalancedLoader:
         window: int = 1,
         prefetch: int = 2,
         timeout_s: float = 300.0,
+        restore: bool = True,
+        weight_key: Hashable | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._loader = loader
         self._adapters = _as_adapters(items)
         self._costs = _as_costs(cost, self._adapters)
         _check_settings(on_uneven, window, prefetch, timeout_s)
+        self._relocation = relocation(
+            loader,
+            self._adapters,
+            options,
+            on_uneven,
+            window,
+            restore=restore,
+            weight_key=weight_key,
+            collate_fn=collate_fn,
+        )
         self._groups = (group, data_parallel_group)
         self._balance = balance
         self._options = options or PlanOptions()
@@ -161,31 +187,43 @@ class BalancedLoader:
             msg = "the pass before was left on some ranks only, so the ranks are out of step; build another loader"
             raise ClosedError(msg)
         self._running = None
-        if not self._balance:
-            return unbalanced(loader, self._adapters)
+        if not self._balance and (self._relocation is None or self._relocation.weight_key is None):
+            return self._alone(loader)
         if self._channels is None:
-            self._channels = open_channels(*self._groups, streams=len(self._adapters), timeout_s=self._timeout_s)
+            returning = len(self._adapters) if self._relocation is None else 0
+            self._channels = open_channels(*self._groups, streams=returning, timeout_s=self._timeout_s)
         if self._channels.background is None:
-            return unbalanced(loader, self._adapters)
+            return self._alone(loader)
         if self._protocol is None:
             self._protocol = self._make_protocol(self._channels, self._channels.background)
         self._protocol.begin_epoch(self._epoch)
         self._epoch += 1
-        source = Source(quiet(loader))
+        source = Source(quiet(loader) if self._relocation is None else self._relocation.source_of(loader))
         self._running = Prefetcher(
             self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
         )
         return announced(loader, functools.partial(Balanced, self._running), self.metrics.append)
 
+    def _alone(self, loader: Iterable[Any]) -> Iterator[Any]:
+        if self._relocation is None:
+            return unbalanced(loader, self._adapters)
+        return AsLoaded(loader, self._relocation)
+
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
-        parts = zip(self._adapters, self._costs, channels.paths, strict=True)
+        options, relocator = self._options, None
+        paths: tuple[ReturnPath | None, ...] = channels.paths
+        if self._relocation is not None:
+            options, paths = self._relocation.options, (None,)
+            relocator = Relocator(self._relocation, background, channels.world, moves=self._balance)
+        parts = zip(self._adapters, self._costs, paths, strict=True)
         return WindowProtocol(
             comm=background,
             world=channels.world,
             streams=[Stream(adapter=adapter, cost=cost, path=path) for adapter, cost, path in parts],
-            options=self._options,
+            options=options,
             on_uneven=self._on_uneven,
             window=self._window,
+            relocator=relocator,
         )
 
     def __len__(self) -> int:

@@ -28,11 +28,11 @@ __all__ = ["Look", "Stream", "payloads_of", "take_look"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One kind of items: where they are, what they cost, and the way of their rows home."""
+    """One kind of items: where they are, what they cost, and the way of their rows home, if they come home."""
 
     adapter: Adapter
     cost: CostModel
-    path: ReturnPath
+    path: ReturnPath | None
 
     def find(self, batch: Any) -> Found:
         """Return the items of `batch`; anybody may have written the adapter, so what it returns is checked.

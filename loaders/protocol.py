@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from evenload.balancer.plan import Plan
     from evenload.balancer.planner import PlanOptions
     from evenload.loaders.adapters import Adapter, Found
+    from evenload.loaders.relocate import Relocator
     from evenload.loaders.source import Source
 
 __all__ = ["Window", "WindowProtocol", "empty_inputs"]
@@ -72,6 +73,7 @@ class WindowProtocol:
         options: how to plan.
         on_uneven: "stop", "pad_empty" or "error", when some ranks run out of data before others.
         window: micro-batches that are planned together.
+        relocator: plans and delivers windows whose samples move for good; `None` for windows with tickets.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class WindowProtocol:
         options: PlanOptions,
         on_uneven: str,
         window: int = 1,
+        relocator: Relocator | None = None,
     ) -> None:
         self._comm = comm
         self._world = world
@@ -90,9 +93,11 @@ class WindowProtocol:
         self._options = options
         self._on_uneven = on_uneven
         self._micro_batches = window
+        self._relocator = relocator
         settings = [stream.adapter.describe() for stream in streams]
         settings += [f"{field.name}={getattr(options, field.name)!r}" for field in dataclasses.fields(options)]
         settings += [f"on_uneven={on_uneven!r}", f"window={window}"]
+        settings += ["restore=True" if relocator is None else relocator.describe()]
         self._settings = "; ".join(settings)
         self._capacity = 64
         self._schemas = [""] * len(self._streams)
@@ -155,6 +160,8 @@ class WindowProtocol:
         self._duplicates.look([one for parts in look.found for one in parts], gathered, self._comm)
         source.put_back(look.batches[count:])
         batches = self._deliver(look, gathered, plans, count)
+        if isinstance(batches, EvenloadError):
+            return batches
         clock.append(time.perf_counter())
         self._window += 1
         return Window(batches=batches, metrics=self._measure(plans, clock))
@@ -196,10 +203,11 @@ class WindowProtocol:
 
     def _plan(self, gathered: Gathered, count: int) -> list[tuple[Plan, int]]:
         plans = []
+        place = plan if self._relocator is None else self._relocator.plan
         for number in range(len(self._streams)):
             table, floats = gathered.table(number, count)
             costs = quantise(floats)
-            plans.append((plan(table, costs, self._options, rotation=self._window), costs.exponent))
+            plans.append((place(table, costs, self._options, rotation=self._window), costs.exponent))
         return plans
 
     def _with_numbering(self, error: EvenloadError) -> EvenloadError:
@@ -234,8 +242,14 @@ class WindowProtocol:
 
     def _deliver(
         self, look: Look, gathered: Gathered, plans: Sequence[tuple[Plan, int]], count: int
-    ) -> tuple[Any, ...]:
-        """Exchange payloads and put the tickets in their places, in `count` micro-batches."""
+    ) -> tuple[Any, ...] | EvenloadError:
+        """Exchange payloads and put the tickets in their places, in `count` micro-batches.
+
+        An error that is returned is one of all ranks.
+        """
+        if self._relocator is not None:
+            batch = self._relocator.deliver(plans[0][0], look.found[0][0])
+            return batch if isinstance(batch, EvenloadError) else (batch,)
         batches = list(look.batches[:count])
         found = [list(parts[:count]) for parts in look.found] or [[] for _ in self._streams]
         if min(gathered.micro_batches) < count:

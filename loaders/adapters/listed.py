@@ -19,7 +19,35 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["SampleList", "TicketList", "sample_list"]
+__all__ = ["SampleList", "TicketList", "found_in_list", "measured", "sample_list"]
+
+
+def measured(measure: Callable[[Any], ItemSize | int], item: Any, *, name: str = "measure") -> ItemSize:
+    """Return the size of `item`, where a number stands for a length.
+
+    Raises:
+        ItemError: the function that users gave as `name` returned something else.
+    """
+    size: Any = measure(item)
+    if isinstance(size, (int, np.integer)):
+        size = ItemSize(length=int(size))
+    if isinstance(size, ItemSize):
+        return size
+    msg = f"`{name}` returns a number of tokens or an ItemSize, found {size!r:.80}"
+    raise ItemError(msg)
+
+
+def found_in_list(items: Sequence[Any], sizes: Sequence[ItemSize], inputs: dict[str, Any] | None) -> Found:
+    """Return what an adapter found, for items that travel as they are."""
+    return Found(
+        length=np.array([size.length for size in sizes], dtype=np.int64),
+        segments=np.array([size.segments for size in sizes], dtype=np.int64),
+        rows=np.array([size.length if size.rows is None else size.rows for size in sizes], dtype=np.int64),
+        nbytes=np.array([wire.size_of(item) for item in items], dtype=np.int64),
+        schema="",
+        payload=lambda k: items[k],
+        inputs=inputs,
+    )
 
 
 class TicketList(list[Any]):
@@ -66,25 +94,7 @@ class SampleList:
         items = self._items(batch)
         if not items:
             return no_items(inputs={self.key: []})
-        sizes = [self._measured(item) for item in items]
-        return Found(
-            length=np.array([size.length for size in sizes], dtype=np.int64),
-            segments=np.array([size.segments for size in sizes], dtype=np.int64),
-            rows=np.array([size.length if size.rows is None else size.rows for size in sizes], dtype=np.int64),
-            nbytes=np.array([wire.size_of(item) for item in items], dtype=np.int64),
-            schema="",
-            payload=lambda k: items[k],
-            inputs={self.key: items},
-        )
-
-    def _measured(self, item: Any) -> ItemSize:
-        size: Any = self.measure(item)
-        if isinstance(size, (int, np.integer)):
-            size = ItemSize(length=int(size))
-        if isinstance(size, ItemSize):
-            return size
-        msg = f"`measure` returns a number of tokens or an ItemSize, found {size!r:.80}"
-        raise ItemError(msg)
+        return found_in_list(items, [measured(self.measure, item) for item in items], inputs={self.key: items})
 
     def own_inputs(self, batch: Any) -> dict[str, Any] | None:
         """See `Adapter.own_inputs`."""

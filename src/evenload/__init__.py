@@ -27,16 +27,20 @@ if TYPE_CHECKING:
     from evenload.loaders.adapters import packed_images as packed_images
     from evenload.loaders.adapters import padded as padded
     from evenload.loaders.adapters import sample_list as sample_list
+    from evenload.loaders.adapters import whole_samples as whole_samples
     from evenload.loaders.loader import BalancedLoader as BalancedLoader
+    from evenload.loaders.sampler import BalancedBatchSampler as BalancedBatchSampler
     from evenload.loaders.ticket import Ticket as Ticket
 
 __all__ = [
     "BalancedLoader",
+    "BalancedBatchSampler",
     "Ticket",
     "packed",
     "packed_images",
     "padded",
     "sample_list",
+    "whole_samples",
     "wrap_encoder",
     "ItemSize",
     "ViTCost",
@@ -54,11 +58,13 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BalancedLoader": "loaders.loader",
+    "BalancedBatchSampler": "loaders.sampler",
     "Ticket": "loaders.ticket",
     "packed": "loaders.adapters",
     "packed_images": "loaders.adapters",
     "padded": "loaders.adapters",
     "sample_list": "loaders.adapters",
+    "whole_samples": "loaders.adapters",
     "wrap_encoder": "bindings.encoder",
     "ItemSize": "loaders.adapters",
     "ViTCost": "balancer.presets",
