@@ -36,7 +36,7 @@ __all__ = ["BalancedBatchSampler"]
 class BalancedBatchSampler(Sampler[list[int]]):
     """Yields this rank's share of each global batch, chosen so that all ranks have about the same work.
 
-        sampler = BalancedBatchSampler(lengths, batch_size=8, cost=DecoderCost(hidden=2048, layers=24))
+        sampler = BalancedBatchSampler(lengths, batch_size=8, cost=my_cost)
         loader = DataLoader(dataset, batch_sampler=sampler)
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
