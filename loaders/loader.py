@@ -82,6 +82,7 @@ class BalancedLoader:
         weight_key: with `restore=False`, a free key of the batch under which it gets a float: the tokens of this rank
             times the number of data-parallel ranks, divided by the tokens of all of them in this step. A mean over
             this rank's tokens, times that, averaged over ranks, is the mean over all tokens. `counts="free"` needs it.
+            With `balance=False` it is the same for the samples as loaded, so that ranks still tell their tokens.
         collate_fn: with `restore=False`, collates the samples where `loader` is no `DataLoader`; by default batches
             stay lists.
 

@@ -79,6 +79,12 @@ def test_it_evens_out(ranks: int) -> None:
     assert np.abs(loads.sum(axis=0) / loads.sum() * ranks - 1).max() < 0.01, "no rank is favoured over the epoch"
 
 
+def test_ties_rotate() -> None:
+    """The same lengths in every step: which rank gets the largest one changes."""
+    steps = list(zip(*samplers([9, 0, 4, 0] * 8, 2, batch_size=2, shuffle=False), strict=True))
+    assert {[4 * step in batch for batch in batches].index(True) for step, batches in enumerate(steps)} == {0, 1}
+
+
 def test_batches_reach_a_loader_with_workers_in_every_epoch() -> None:
     data = np.arange(23) * 10
     ours = samplers(data, 2)

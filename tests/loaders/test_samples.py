@@ -125,6 +125,7 @@ def test_batches_are_those_of_the_bare_loader_in_every_pass(setup: str) -> None:
 
 def test_the_loader_that_was_wrapped_can_be_used_beside() -> None:
     data = SETUPS["persistent workers"]()
+    assert len(list(data)) == 3  # its workers are there before, with a collate function of their own
     with wrapped(data) as loader:
         for found, own in zip(loader, data, strict=True):
             check_same_value(own, found)
