@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from evenload.balancer.cost import CostModel
     from evenload.balancer.metrics import WindowMetrics
     from evenload.loaders.adapters import Adapter
-    from evenload.loaders.returns import ReturnPath
 
 __all__ = ["BalancedLoader"]
 
@@ -212,15 +211,16 @@ class BalancedLoader:
 
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
         options, relocator = self._options, None
-        paths: tuple[ReturnPath | None, ...] = channels.paths
         if self._relocation is not None:
-            options, paths = self._relocation.options, (None,)
+            options = self._relocation.options
             relocator = Relocator(self._relocation, background, channels.world, moves=self._balance)
-        parts = zip(self._adapters, self._costs, paths, strict=True)
         return WindowProtocol(
             comm=background,
             world=channels.world,
-            streams=[Stream(adapter=adapter, cost=cost, path=path) for adapter, cost, path in parts],
+            streams=[
+                Stream(adapter=adapter, cost=cost) for adapter, cost in zip(self._adapters, self._costs, strict=True)
+            ],
+            paths=channels.paths,
             options=options,
             on_uneven=self._on_uneven,
             window=self._window,

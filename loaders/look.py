@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 
     from evenload.balancer.cost import CostModel
     from evenload.loaders.adapters import Adapter, Found
-    from evenload.loaders.returns import ReturnPath
 
 __all__ = ["Look", "Stream", "payloads_of", "take_look"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One kind of items: where they are, what they cost, and the way of their rows home, if they come home."""
+    """One kind of items: where they are, and what they cost."""
 
     adapter: Adapter
     cost: CostModel
-    path: ReturnPath | None
 
     def find(self, batch: Any) -> Found:
         """Return the items of `batch`; anybody may have written the adapter, so what it returns is checked.

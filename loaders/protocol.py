@@ -31,7 +31,7 @@ from evenload.loaders.agreement import agree_on_end, group_error
 from evenload.loaders.containers import emptied
 from evenload.loaders.duplicates import DuplicateCheck
 from evenload.loaders.look import Look, Stream, payloads_of, take_look
-from evenload.loaders.returns import Part, WindowReturn
+from evenload.loaders.returns import Part, ReturnPath, WindowReturn
 from evenload.loaders.template import share_template
 from evenload.loaders.ticket import Ticket
 
@@ -70,6 +70,7 @@ class WindowProtocol:
         comm: the group's channel for background traffic.
         world: a channel over all data-parallel ranks, where they are more than the group.
         streams: the kinds of items.
+        paths: for each of them, the way of its rows home; none where a relocator delivers.
         options: how to plan.
         on_uneven: "stop", "pad_empty" or "error", when some ranks run out of data before others.
         window: micro-batches that are planned together.
@@ -82,6 +83,7 @@ class WindowProtocol:
         comm: Comm,
         world: Comm | None,
         streams: Sequence[Stream],
+        paths: Sequence[ReturnPath],
         options: PlanOptions,
         on_uneven: str,
         window: int = 1,
@@ -90,6 +92,7 @@ class WindowProtocol:
         self._comm = comm
         self._world = world
         self._streams = tuple(streams)
+        self._paths = tuple(paths)
         self._options = options
         self._on_uneven = on_uneven
         self._micro_batches = window
@@ -259,7 +262,7 @@ class WindowProtocol:
             for stream, parts in zip(self._streams, found, strict=True):
                 parts += [stream.find(self._template)] * missing
         for number, (stream, parts) in enumerate(zip(self._streams, found, strict=True)):
-            tickets = self._tickets(stream, parts, plans[number][0], self._schemas[number])
+            tickets = self._tickets(number, parts, plans[number][0])
             pairs = zip(batches, tickets, strict=True)
             batches = [stream.adapter.put(batch, ticket) for batch, ticket in pairs]
         return tuple(batches)
@@ -276,9 +279,9 @@ class WindowProtocol:
             comm.check()
         raise named from error
 
-    def _tickets(self, stream: Stream, found: Sequence[Found], plan: Plan, schema: str) -> list[Ticket]:
+    def _tickets(self, number: int, found: Sequence[Found], plan: Plan) -> list[Ticket]:
         """Return the tickets of a window's micro-batches; the first one holds the inputs of all."""
-        adapter, rank = stream.adapter, self._comm.rank
+        adapter, schema, rank = self._streams[number].adapter, self._schemas[number], self._comm.rank
         payloads = exchange(plan, payloads_of(found), self._comm)
         encoded = plan.encodes(rank)
         first = found[0]
@@ -294,17 +297,17 @@ class WindowProtocol:
             plan=plan,
             counts=plan.table.rows[encoded],
             route=home_route(plan, rank),
-            path=stream.path,
+            path=self._paths[number],
             home_rows=tuple(one.rows for one in found),
         )
         return [
             Ticket(
                 adapter=adapter,
-                inputs=nothing if number else inputs,
+                inputs=nothing if micro_batch else inputs,
                 home_rows=functools.partial(getattr, one, "rows"),
-                part=Part(window, number),
+                part=Part(window, micro_batch),
             )
-            for number, one in enumerate(found)
+            for micro_batch, one in enumerate(found)
         ]
 
     def _measure(self, plans: Sequence[tuple[Plan, int]], clock: Sequence[float]) -> WindowMetrics:

@@ -22,6 +22,7 @@ from evenload.balancer.local import LocalWorld
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders import protocol
 from evenload.loaders.adapters.packed import Packed, packed
+from evenload.loaders.look import Stream
 from evenload.loaders.returns import ReturnPath
 from evenload.loaders.source import Source
 
@@ -194,7 +195,8 @@ def work(case: Case, rank: int, comm: LocalComm, everyone: LocalComm | None, out
     windows = protocol.WindowProtocol(
         comm=background,
         world=world,
-        streams=[protocol.Stream(adapter=adapter, cost=cost_of(case, trap, outcome), path=path)],
+        streams=[Stream(adapter=adapter, cost=cost_of(case, trap, outcome))],
+        paths=[path],
         options=PlanOptions(max_tokens=CAP),
         on_uneven=case.on_uneven,
     )
