@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -218,8 +219,10 @@ def test_gradients_are_those_without_balancing(on_ranks: Any, counts: str, ranks
     options = PlanOptions(tol=0.0, min_gain=0.0, counts=counts)
     total = [sum(length // 2 for rank in step for length in rank) for step in steps]
 
+    initial = Model()  # once: the ranks are threads, and share the generator that it is drawn from
+
     def train(loader: BalancedLoader, comm: LocalComm) -> tuple[dict[str, torch.Tensor], int]:
-        model = Model()
+        model = copy.deepcopy(initial)
         for step, batch in enumerate(loader):
             tokens = sum(sample["labelled"] for sample in batch["samples"])
             loss = model(batch["samples"])
