@@ -138,7 +138,7 @@ def _encode_tickets(
     kwargs = dict(kwargs)
     injected = dict(kwargs.get("mm_encoder_outputs") or {})
     takes_outputs = "mm_encoder_outputs" in inspect.signature(module.forward).parameters
-    for key in (one for one in _MODALITIES if one in tickets):  # batches differ in the order of their keys, ranks must not
+    for key in (one for one in _MODALITIES if one in tickets):  # in one order on all ranks, whatever their batches' own
         ticket, modality = tickets[key], _MODALITIES[key]
         if not ticket.knows_inputs:  # nobody has had an item so far: the model runs as on text alone, on all ranks
             del kwargs[key]

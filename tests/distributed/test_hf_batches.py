@@ -31,3 +31,11 @@ def test_training_on_processor_batches_is_that_of_the_unmodified_model(run_ranks
             assert found[case]["gradients"] <= 1e-10
             assert found[case]["scale"] <= 1e-6
             assert found[case]["moved"] > 0
+
+
+def test_towers_learn_the_same_from_feature_extractors(run_ranks: Run) -> None:
+    for found in run_ranks(2, "programs/hf_features.py:same_training", timeout=90.0):
+        wrong = {case: one["error"] for case, one in found.items() if "error" in one}
+        assert not wrong, next(iter(wrong.values()))
+        assert len(found) == 10
+        assert all(one["scale"] <= 1e-6 and one["moved"] > 0 for one in found.values()), found

@@ -18,7 +18,6 @@ from PIL import Image
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch.utils.data import DataLoader
-from transformers.feature_extraction_utils import BatchFeature
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.video_processing_utils import VideoProcessorMixin
@@ -33,11 +32,13 @@ from evenload.bindings.demo.data import photographs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers.feature_extraction_utils import BatchFeature
+
 PHOTOS = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png")
 SIDES = {"G": (80, 60), "p": (12, 20), "t": (6, 4)}  # wide and high, in pixels
 FRAMES = {"V": 8, "v": 2}
 SECONDS = {"A": 0.9, "a": 0.2}
-RATE = 16000
+RATE = 16000  # samples of sound a second
 
 # By model: what stands for an image, a video and a sound in a sample's text.
 PLACES = {
@@ -137,7 +138,7 @@ def _photo(name: str) -> Image.Image:
         return image.convert("RGB")
 
 
-def _picture(letter: str, number: int) -> Image.Image:
+def picture(letter: str, number: int) -> Image.Image:
     return _photo(PHOTOS[number % len(PHOTOS)]).resize(SIDES[letter])
 
 
@@ -147,7 +148,7 @@ def _video(letter: str, number: int) -> list[Image.Image]:
     return [photo.crop((9 * at, 5 * at, 200 + 9 * at, 150 + 5 * at)).resize((12, 8)) for at in range(FRAMES[letter])]
 
 
-def _sound(letter: str, number: int) -> np.ndarray[Any, Any]:
+def sound(letter: str, number: int) -> np.ndarray[Any, Any]:
     """What a line of a photograph sounds like."""
     grey = np.asarray(_photo(PHOTOS[number % len(PHOTOS)]).convert("L"), dtype=np.float32).reshape(-1)
     return grey[: int(SECONDS[letter] * RATE)] / 127.5 - 1
@@ -160,7 +161,7 @@ def collate(samples: Sequence[tuple[int, str]], *, name: str, side: str) -> Batc
         text = "A photograph of the cat 1 2" if number % 2 else "A cat"
         for at, letter in enumerate(sample):
             kind = "videos" if letter in FRAMES else "audio" if letter in SECONDS else "images"
-            make = {"videos": _video, "audio": _sound, "images": _picture}[kind]
+            make = {"videos": _video, "audio": sound, "images": picture}[kind]
             given[kind].append(make(letter, number + at))
             token = {"videos": "video_token", "audio": "audio_token", "images": "image_token"}[kind]
             place = "<|audio_bos|>{}<|audio_eos|>" if kind == "audio" else PLACES[name]
