@@ -28,6 +28,7 @@ from torch import nn
 from evenload.balancer.errors import ItemError, TicketError
 from evenload.bindings.rows import in_form, is_record, joined, restore_together, take_together
 from evenload.bindings.skipping import teach_skipping
+from evenload.bindings.units import hook_once, unhook, unit_inside
 from evenload.loaders.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ def _encode_tickets(
     _check_places(args, tickets)
     if not tickets:
         _look_for_raw_items(module, kwargs)
+        return None
+    if (unit := unit_inside(module, {key: f"get_{_MODALITIES[key]}_features" for key in tickets})) is not None:
+        hook_once(unit, _encode_tickets)
         return None
     if module.training:
         _with_tickets.add(module)
@@ -319,6 +323,7 @@ def _replace_method(module: nn.Module, method: str, output: Any) -> None:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _put_methods_back(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG001
     """Forward hook of the root, also where forward raised: take the stand-ins away."""
+    unhook(module)
     for key in (key for key, value in kwargs.items() if isinstance(value, Ticket) and key in _MODALITIES):
         method = f"get_{_MODALITIES[key]}_features"
         for owner in _owners(module, method):
