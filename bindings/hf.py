@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from evenload.balancer.errors import ItemError, TicketError
+from evenload.bindings.placeholders import check_no_placeholders
 from evenload.bindings.rows import in_form, is_record, joined, restore_together, take_together
 from evenload.bindings.skipping import teach_skipping
 from evenload.bindings.units import hook_once, unhook, unit_inside
@@ -131,6 +132,8 @@ def _encode_tickets(
     """Pre-hook of the root: put home rows where tickets were."""
     tickets = {key: value for key, value in kwargs.items() if isinstance(value, Ticket)}
     _check_places(args, tickets)
+    if module.training and torch.is_grad_enabled():
+        check_no_placeholders(module, kwargs, _MODALITIES, look=not tickets)
     if not tickets:
         _look_for_raw_items(module, kwargs)
         return None
@@ -305,19 +308,26 @@ def _encode_the_others(module: nn.Module, kwargs: dict[str, Any], injected: dict
 
 
 class _Ready:
-    """Stands in for an encoder's method during one forward, and returns what is already there."""
+    """Stands in for an encoder's method during one forward: returns what is already there, for the ticket alone.
 
-    def __init__(self, output: Any) -> None:
+    Other calls are the method's own: a model may encode its videos by the method for images.
+    """
+
+    def __init__(self, owner: nn.Module, method: str, output: Any) -> None:
         self.output = output
+        self.method = getattr(owner, method)
+        self.patch = owner.__dict__.get(method)  # what the user put on the instance
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.output
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, Ticket) for one in (*args, *kwargs.values())):
+            return self.output
+        return self.method(*args, **kwargs)
 
 
 def _replace_method(module: nn.Module, method: str, output: Any) -> None:
     _say_replaced(type(module).__qualname__, method)
     for owner in _owners(module, method):
-        owner.__dict__[method] = _Ready(output)
+        owner.__dict__[method] = _Ready(owner, method, output)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -327,8 +337,10 @@ def _put_methods_back(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     for key in (key for key, value in kwargs.items() if isinstance(value, Ticket) and key in _MODALITIES):
         method = f"get_{_MODALITIES[key]}_features"
         for owner in _owners(module, method):
-            if isinstance(owner.__dict__.get(method), _Ready):
+            ready = owner.__dict__.get(method)
+            if isinstance(ready, _Ready):
                 del owner.__dict__[method]
+                owner.__dict__.update({} if ready.patch is None else {method: ready.patch})
 
 
 @functools.cache

@@ -19,6 +19,9 @@ CASES = [
     *((name, "right", "plain", 2) for name in ("llava", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni")),
     ("qwen2_5_vl", "right", "ddp", 1),
     ("qwen3_vl", "left", "ddp", 2),
+    ("qwen2_5_vl", "right", "evaluated", 2),
+    ("qwen2_5_vl", "left", "lora", 2),
+    ("qwen3_vl", "right", "lora of the llm", 2),
 ]
 
 

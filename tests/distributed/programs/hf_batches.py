@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import peft
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as Ddp
@@ -19,10 +20,28 @@ import hf_processors as processors
 import evenload
 from evenload.balancer.testing import check_same_gradients
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def _reference(name: str, side: str, rank: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+
+ADAPTED = {"lora": ["q_proj", "v_proj", "qkv"], "lora of the llm": ["q_proj", "v_proj"]}
+
+
+def _build(name: str, wrapper: str) -> nn.Module:
+    """The model, or PEFT around it; the rows of a tower without adapters need no gradient then."""
+    model = models.build(name)
+    if wrapper not in ADAPTED:
+        return model
+    settings = peft.LoraConfig(r=2, target_modules=ADAPTED[wrapper], init_lora_weights=False)
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, settings).double()
+
+
+def _reference(
+    name: str, side: str, wrapper: str, rank: int, world_size: int
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of this rank's batches, and the gradients of those of all ranks, by the unmodified model."""
-    model, losses = models.build(name), []
+    model, losses = _build(name, wrapper), []
     for other in range(world_size):
         for batch in processors.data_loader(name, other, side=side):
             loss = model(**batch).loss
@@ -35,22 +54,28 @@ def _reference(name: str, side: str, rank: int, world_size: int) -> tuple[list[f
 def _train(
     name: str, side: str, wrapper: str, window: int, rank: int, world_size: int
 ) -> tuple[list[float], dict[str, torch.Tensor], int]:
-    model = inner = models.build(name)
+    model = inner = _build(name, wrapper)
     source = processors.data_loader(name, rank, side=side)
     loader = processors.balanced(name, source, window=window)
     evenload.hf.balance(inner, loader)
     if wrapper == "ddp":
         model = Ddp(inner, find_unused_parameters=True)
     losses = []
-    with loader:
+    with loader, processors.balanced(name, source) as others:
+        others.use_phantoms()
+        evaluated = iter(others if wrapper == "evaluated" else ())
         for batch, own in zip(loader, source, strict=True):
             assert type(batch) is type(own)
             assert [key for key in batch if key in own] == list(own)
             loss = model(**batch).loss
             (loss * (world_size if wrapper == "ddp" else 1)).backward()
             losses.append(loss.item())
+            if wrapper == "evaluated":
+                with torch.inference_mode():
+                    assert model.eval()(**next(evaluated)).loss.item() == losses[-1]
+                model.train()
     gradients = {key: one.grad for key, one in inner.named_parameters() if one.grad is not None}
-    if wrapper == "plain":
+    if wrapper != "ddp":
         for one in gradients.values():
             dist.all_reduce(one)
     return losses, gradients, sum(window.moved_bytes for window in loader.metrics)
@@ -61,7 +86,7 @@ def same_training(rank: int, world_size: int, cases: list[tuple[str, str, str, i
     found: dict[str, Any] = {}
     for case in cases:
         name, side, wrapper, window = case
-        losses, expected = _reference(name, side, rank, world_size)
+        losses, expected = _reference(name, side, wrapper, rank, world_size)
         try:
             own, gradients, moved = _train(name, side, wrapper, window, rank, world_size)
             measured = check_same_gradients(hf._learned(expected), hf._learned(gradients)).values()
