@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Run = Callable[..., list[Any]]
+from evenload.bindings import launch
 
 pytest.importorskip("transformers")
+pytest.importorskip("peft")
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+PROGRAM = Path(__file__).parent / "programs" / "hf_batches.py"
 
 CASES = [
     *((name, "left", "plain", 1) for name in ("llava", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni")),
@@ -25,19 +26,28 @@ CASES = [
 ]
 
 
-def test_training_on_processor_batches_is_that_of_the_unmodified_model(run_ranks: Run) -> None:
-    for found in run_ranks(2, "programs/hf_batches.py:same_training", CASES, timeout=120.0):
-        for case in map(str, CASES):
-            assert case in found, f"not reached: {found[list(found)[-1]]}"
-            assert "error" not in found[case], found[case]["error"]
-            assert found[case]["loss"] <= 1e-12
-            assert found[case]["gradients"] <= 1e-10
-            assert found[case]["scale"] <= 1e-6
-            assert found[case]["moved"] > 0
+@functools.cache
+def trained() -> list[dict[str, Any]]:
+    """Everything in one start of the ranks."""
+    return launch.run_ranks(f"{PROGRAM}:all_training", 2, (CASES,), timeout=150.0)
 
 
-def test_towers_learn_the_same_from_feature_extractors(run_ranks: Run) -> None:
-    for found in run_ranks(2, "programs/hf_features.py:same_training", timeout=90.0):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_training_on_processor_batches_is_that_of_the_unmodified_model(case: tuple[Any, ...]) -> None:
+    for rank in trained():
+        found = rank["models"]
+        assert str(case) in found, f"not reached: {found[list(found)[-1]]}"
+        one = found[str(case)]
+        assert "error" not in one, one["error"]
+        assert one["loss"] <= 1e-12
+        assert one["gradients"] <= 1e-10
+        assert one["scale"] <= 1e-6
+        assert one["moved"] > 0
+
+
+def test_towers_learn_the_same_from_feature_extractors() -> None:
+    for rank in trained():
+        found = rank["towers"]
         wrong = {case: one["error"] for case, one in found.items() if "error" in one}
         assert not wrong, next(iter(wrong.values()))
         assert len(found) == 10

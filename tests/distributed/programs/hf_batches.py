@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as Ddp
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hf
+import hf_features as features
 import hf_models as models
 import hf_processors as processors
 
@@ -100,3 +101,9 @@ def same_training(rank: int, world_size: int, cases: list[tuple[str, str, str, i
             "moved": moved,
         }
     return found
+
+
+def all_training(rank: int, world_size: int, cases: list[tuple[str, str, str, int]]) -> dict[str, Any]:
+    """Whole models and towers alone in one start of the ranks."""
+    towers = features.same_training(rank, world_size)
+    return {"towers": towers, "models": same_training(rank, world_size, cases)}
