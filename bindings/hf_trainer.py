@@ -76,11 +76,13 @@ class BalancedTrainerMixin:
 
     def _balanced(self, name: str, loader: Any) -> BalancedLoader | PassesOver:
         """Balance `loader` with the channels of the one before it, where there was one."""
-        before = self._balanced_loaders.get(name)
-        balanced = self._balanced_loaders[name] = before or BalancedLoader(loader, **self._balancing)
+        is_first = name not in self._balanced_loaders
+        if is_first:
+            self._balanced_loaders[name] = BalancedLoader(loader, **self._balancing)
+        balanced = self._balanced_loaders[name]
         model = self.model  # type: ignore[attr-defined]
         if self._balanced_model is not model:  # `model_init` makes another one for each run
             balance(model)
             self._balanced_model = model
         balanced.use_phantoms()
-        return balanced if before is None else balanced.over(loader)
+        return balanced if is_first else balanced.over(loader)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import evenload
-from evenload import BalancedLoader, packed
+from evenload import BalancedLoader, Ticket, packed, packed_images
 from evenload.balancer.errors import ItemError
 from evenload.bindings.skipping import teach_skipping
 
@@ -28,6 +29,12 @@ class Base:
     def __init__(self, model: Any = None) -> None:
         self.model = model
 
+    def get_train_dataloader(self) -> Any:
+        return (batch for batch in models.raw_batches("qwen3_vl", 0))
+
+    def get_eval_dataloader(self, dataset: Any = None) -> Any:
+        return (batch for batch in models.raw_batches("qwen3_vl", 1))
+
     def floating_point_ops(self, inputs: Any) -> int:
         return sum(value.numel() for value in inputs.values())
 
@@ -41,6 +48,22 @@ def test_the_mixin_wants_items_and_cost() -> None:
         Mixed(balancing={"items": packed("x", "n")})
     with pytest.raises(TypeError, match="balancing"):
         Mixed()
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_each_run_and_each_model_of_a_trainer_is_balanced(evaluation: bool) -> None:
+    """Loaders without a length, made anew for each run; and the second model of a `model_init`."""
+    settings = {"items": packed_images("pixel_values", "image_grid_thw", merge=2), "cost": models.by_length}
+    plain = models.build("qwen3_vl")
+    trainer = Mixed(models.build("qwen3_vl"), balancing=settings, balance_evaluation=evaluation)
+    for run in range(3):
+        if run == 2:
+            trainer.model = models.build("qwen3_vl")
+        for batch, raw in zip(trainer.get_train_dataloader(), models.raw_batches("qwen3_vl", 0), strict=True):
+            assert isinstance(batch["pixel_values"], Ticket)
+            assert torch.equal(models.loss_of(trainer.model, batch), models.loss_of(plain, raw))
+        found = [isinstance(batch.get("pixel_values"), Ticket) for batch in trainer.get_eval_dataloader()]
+        assert found == [evaluation] * 5
 
 
 def test_a_ticket_as_main_input_is_no_work_to_estimate() -> None:
