@@ -15,6 +15,7 @@ __all__ = [
     "MismatchError",
     "RankLostError",
     "SourceError",
+    "StateError",
     "TicketError",
     "UnevenError",
     "WireError",
@@ -47,6 +48,10 @@ class SourceError(EvenloadError, RuntimeError):
     """The wrapped loader, or user code that it calls, raised."""
 
 
+class StateError(EvenloadError, ValueError):
+    """A saved state does not fit the loader, the rank or the data that is to go on from it."""
+
+
 class UnevenError(EvenloadError, RuntimeError):
     """A rank ran out of batches before the others, and `on_uneven="error"`."""
 
@@ -75,6 +80,7 @@ _KINDS: dict[str, type[EvenloadError]] = {
         CapError,
         MismatchError,
         SourceError,
+        StateError,
         UnevenError,
         RankLostError,
         ClosedError,

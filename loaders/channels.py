@@ -18,7 +18,7 @@ from evenload.loaders.returns import ReturnPath
 if TYPE_CHECKING:
     from evenload.balancer.comm import Comm
 
-__all__ = ["Channels", "is_connected", "open_channels"]
+__all__ = ["Channels", "is_connected", "open_channels", "own_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,23 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
     comm = GroupComm(ranks, timeout_s=timeout_s)
     world = GroupComm(everyone, timeout_s=timeout_s, label="world") if len(everyone) > len(ranks) else None
     return _channels(comm, world, streams)
+
+
+def own_rank(group: Any, data_parallel_group: Any) -> tuple[int, int]:
+    """Return this rank's number among the ranks that load data, and how many they are; talks to nobody.
+
+    Args:
+        group: as for `open_channels`.
+        data_parallel_group: as for `open_channels`.
+    """
+    is_comm = group is not None and not isinstance(group, (dist.ProcessGroup, DeviceMesh))
+    everyone = group if data_parallel_group is None and is_comm else data_parallel_group
+    if everyone is not None and not isinstance(everyone, (dist.ProcessGroup, DeviceMesh)):
+        return everyone.rank, everyone.size
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    ranks = list(range(dist.get_world_size())) if everyone is None else _members(everyone)
+    return ranks.index(dist.get_rank()), len(ranks)
 
 
 def _channels(comm: Comm, world: Comm | None, streams: int) -> Channels:

@@ -16,16 +16,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from evenload.balancer.errors import ItemError
-from evenload.loaders.passes import Unbalanced
+from evenload.loaders.passes import Unbalanced, at_once
 from evenload.loaders.placement import Placed, target_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from evenload.balancer.metrics import WindowMetrics
     from evenload.loaders.adapters import Adapter
-
-    _Record = Callable[[WindowMetrics], None]
+    from evenload.loaders.passes import Hand, Note
+    from evenload.loaders.state import Bookmark
 
 __all__ = ["announced", "quiet", "unbalanced"]
 
@@ -37,33 +36,28 @@ def _reports(loader: object) -> bool:
     return all(hasattr(loader, name) for name in _MARKS)
 
 
-def announced(
-    loader: Any,
-    begin: Callable[[Callable[[WindowMetrics], None]], Iterator[Any]],
-    record: Callable[[WindowMetrics], None],
-) -> Iterator[Any]:
+def announced(loader: Any, begin: Callable[[Hand], Iterator[Any]]) -> Iterator[Any]:
     """Return a pass over the batches that were drawn quietly, which does in the step's thread what `loader` would.
 
     Args:
         loader: the user's.
-        begin: returns the pass, given what takes the metrics of a window when it is drawn.
-        record: takes them when its first batch is handed out.
+        begin: returns the pass, given what takes notes of each batch when it is drawn.
     """
     if not _reports(loader):
-        return begin(record)
-    noted: list[WindowMetrics] = []
-    batches = Announced(loader, begin(noted.append), noted, record)
+        return begin(at_once)
+    noted: list[Note] = []
+    batches = Announced(loader, begin(noted.append), noted)
     device = target_device(loader)
     if device is None:
         return batches
     return Placed(batches, device, non_blocking=bool(getattr(loader, "_non_blocking", False)))
 
 
-def unbalanced(loader: Iterable[Any], adapters: Sequence[Adapter]) -> Iterator[Any]:
+def unbalanced(loader: Iterable[Any], adapters: Sequence[Adapter], bookmark: Bookmark) -> Iterator[Any]:
     """Return a pass in which every rank encodes its own items; nothing is ahead, so a loader reports by itself."""
     if not _reports(loader) or target_device(loader) is None:
-        return Unbalanced(loader, adapters)
-    return announced(loader, lambda _: Unbalanced(quiet(loader), adapters), lambda _: None)
+        return Unbalanced(loader, adapters, at_once, bookmark=bookmark)
+    return announced(loader, lambda hand: Unbalanced(quiet(loader), adapters, hand, bookmark=bookmark))
 
 
 def quiet(loader: Iterable[Any]) -> Iterable[Any]:
@@ -89,7 +83,15 @@ class _Quiet:
     """Iterates over a loader that reports, as if it did not."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self._loader = self._double = loader
+
+    def state_dict(self) -> Any:
+        """Return the state of the pass, which the double keeps for itself."""
+        return self._double.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state into what the loader and its doubles share."""
+        self._loader.load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
         # A double, so that nothing that the background does to it is seen, nor has to be put back.
@@ -97,6 +99,7 @@ class _Quiet:
         vars(double).update(vars(self._loader), begin=_nothing, end=_nothing)
         if target_device(self._loader) is not None:
             double.device = None
+        self._double = double
         return iter(double)
 
 
@@ -142,20 +145,12 @@ class Announced:
     Args:
         loader: the loader in whose place it reports.
         batches: the pass itself.
-        noted: where `batches` puts the metrics of a window when it is drawn.
-        record: takes them when the batch is handed out.
+        noted: where `batches` puts what is to be noted of a batch when it is drawn; it is, when it is handed out.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        batches: Iterator[Any],
-        noted: list[WindowMetrics],
-        record: _Record,
-    ) -> None:
+    def __init__(self, loader: Any, batches: Iterator[Any], noted: list[Note]) -> None:
         self._batches = batches
         self._noted = noted
-        self._record = record
         self._ahead: Any = _NOT_DRAWN
         self._end: Exception | None = None
         self._report = _Report(loader)
@@ -171,9 +166,7 @@ class Announced:
         if self._ahead is _NOT_DRAWN:
             return self._finish()
         batch = self._ahead
-        for window in self._noted:
-            self._record(window)
-        self._noted.clear()
+        self._take_note()
         self._draw()
         self._report.end_of_dataloader = isinstance(self._end, StopIteration)
         return batch
@@ -187,7 +180,13 @@ class Announced:
             # Its traceback leads back here: a pass that is dropped would wait for the garbage collection of any thread.
             self._end = error.with_traceback(None)
 
+    def _take_note(self) -> None:
+        for note in self._noted:
+            note()
+        self._noted.clear()
+
     def _finish(self) -> Any:
+        self._take_note()
         if isinstance(self._end, StopIteration):
             self._report.complete()
         else:

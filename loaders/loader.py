@@ -12,7 +12,8 @@ from evenload.balancer.errors import ClosedError, ItemError
 from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
 from evenload.loaders.agreement import ON_UNEVEN
-from evenload.loaders.channels import Channels, open_channels
+from evenload.loaders.channels import Channels, open_channels, own_rank
+from evenload.loaders.epoch import set_epoch
 from evenload.loaders.gradient_state import announced, quiet, unbalanced
 from evenload.loaders.look import Stream
 from evenload.loaders.over import FORWARDED, PassesOver
@@ -21,6 +22,7 @@ from evenload.loaders.prefetch import Prefetcher
 from evenload.loaders.protocol import WindowProtocol
 from evenload.loaders.relocate import AsLoaded, Relocator, relocation
 from evenload.loaders.source import Source
+from evenload.loaders.state import Keeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
     from evenload.balancer.cost import CostModel
     from evenload.balancer.metrics import WindowMetrics
     from evenload.loaders.adapters import Adapter
+    from evenload.loaders.state import Bookmark
 
 __all__ = ["BalancedLoader"]
 
 _HISTORY = 1000
+# On the instance, not the class: only so do `hasattr` and the protocols of trainers tell the truth, with no cycle.
+_STATE = ("state_dict", "load_state_dict")
 
 
 class BalancedLoader:
@@ -56,6 +61,11 @@ class BalancedLoader:
     torch `DataLoader`'s `collate_fn` then runs in the background on the samples that this rank got, in the order of
     the ranks that loaded them; any other loader yields lists of samples. Each rank keeps as many samples as it
     loaded, unless `options` say otherwise.
+
+    A trainer finds what it reads from a loader: length, `dataset`, `sampler`, `batch_size` and the like are those of
+    the wrapped one. Where that has `state_dict()` and `load_state_dict(state)`, so does this one, and they tell and
+    restore where the user stands, not what was drawn ahead. A loader can be copied and pickled as far as the wrapped
+    loader and the groups can, also in a pass: the copy is a loader that has not begun one.
 
     Args:
         loader: any iterable of batches: a torch `DataLoader`, a webdataset `WebLoader`, a generator function's
@@ -133,8 +143,45 @@ class BalancedLoader:
         self._protocol: WindowProtocol | None = None
         self._running: Prefetcher | None = None
         self._epoch = 0
+        self._told_epoch: int | None = None
         self._closed = False
         self.metrics: deque[WindowMetrics] = deque(maxlen=_HISTORY)
+        where = functools.partial(own_rank, *self._groups)
+        keys = [adapter.key for adapter in self._adapters]
+        self._keep(Keeper(loader, keys=keys, where=where, window=window))
+
+    def _keep(self, keeper: Keeper) -> None:
+        """Offer a state where the wrapped loader has one; trainers ask whether the methods are there."""
+        self._keeper = keeper
+        for name in _STATE if keeper.is_kept else ():
+            if not hasattr(type(self), name):  # a subclass may know better
+                setattr(self, name, getattr(keeper, name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings: a copy, also of a loader in a pass or a closed one, opens channels of its own."""
+        state = {key: value for key, value in vars(self).items() if key not in _STATE}
+        anew = {"_channels": None, "_protocol": None, "_running": None, "_epoch": 0, "_closed": False}
+        return {**state, **anew, "metrics": deque(maxlen=_HISTORY), "_keeper": self._keeper.copied()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._keep(self._keeper)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the wrapped loader which epoch comes next: the loader itself where it has `set_epoch`, else its parts.
+
+        The parts are its samplers and its dataset, and what these wrap (`Subset`, `ConcatDataset`); persistent workers
+        start anew where the dataset listens. Nobody needs to listen. While a pass draws ahead in the background, its
+        parts are left alone, and are told when the next pass begins.
+
+        Args:
+            epoch: number of the epoch.
+        """
+        if self._running is not None and self._running.is_running:
+            self._told_epoch = epoch
+            return
+        self._told_epoch = None
+        set_epoch(self._loader, epoch)
 
     def use_phantoms(self) -> None:
         """Give every adapter `phantom=True`: a rank without items encodes one all-zero item instead of nothing.
@@ -187,27 +234,33 @@ class BalancedLoader:
             msg = "the pass before was left on some ranks only, so the ranks are out of step; build another loader"
             raise ClosedError(msg)
         self._running = None
+        if self._told_epoch is not None:
+            self.set_epoch(self._told_epoch)
+        bookmark = self._keeper.begin(loader)
         if not self._balance and (self._relocation is None or self._relocation.weight_key is None):
-            return self._alone(loader)
+            return self._alone(loader, bookmark)
         if self._channels is None:
             returning = len(self._adapters) if self._relocation is None else 0
             self._channels = open_channels(*self._groups, streams=returning, timeout_s=self._timeout_s)
         if self._channels.background is None:
-            return self._alone(loader)
+            return self._alone(loader, bookmark)
         if self._protocol is None:
             self._protocol = self._make_protocol(self._channels, self._channels.background)
-        self._protocol.begin_epoch(self._epoch)
+        self._protocol.begin_epoch(self._epoch, bookmark.schemas)
         self._epoch += 1
-        source = Source(quiet(loader) if self._relocation is None else self._relocation.source_of(loader))
+        raw = quiet(loader) if self._relocation is None else self._relocation.source_of(loader)
+        source = Source(raw, bookmark=bookmark)
         self._running = Prefetcher(
             self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
         )
-        return announced(loader, functools.partial(Balanced, self._running), self.metrics.append)
+        return announced(
+            loader, functools.partial(Balanced, self._running, self.metrics.append, source=source, bookmark=bookmark)
+        )
 
-    def _alone(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def _alone(self, loader: Iterable[Any], bookmark: Bookmark) -> Iterator[Any]:
         if self._relocation is None:
-            return unbalanced(loader, self._adapters)
-        return AsLoaded(loader, self._relocation)
+            return unbalanced(loader, self._adapters, bookmark)
+        return AsLoaded(loader, self._relocation, bookmark)
 
     def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
         options, relocator = self._options, None

@@ -92,6 +92,7 @@ def take_look(source: Source, streams: Sequence[Stream], window: int) -> Look:
     """Draw up to `window` batches, find and price their items; a fault becomes part of what is returned."""
     try:
         batches = tuple(_draw(source, window))
+        source.mark()
         if not batches:
             return Look(state=State.ENDED)
         found = tuple(tuple(stream.find(batch) for batch in batches) for stream in streams)

@@ -20,14 +20,17 @@ FORWARDED = frozenset(
         "dataset",
         "drop_last",
         "generator",
+        "in_order",
         "multiprocessing_context",
         "num_workers",
         "persistent_workers",
         "pin_memory",
+        "pin_memory_device",
         "prefetch_factor",
         "sampler",
         "set_epoch",
         "timeout",
+        "worker_init_fn",
     }
 )
 

@@ -99,6 +99,11 @@ class Prefetcher:
                     comm.check()
         return _closed()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether windows may still be drawn: `False` once the end was handed out, or the thread is gone."""
+        return not self._has_ended and self._thread.is_alive()
+
     def stop(self) -> None:
         """Ask the thread to end, without waiting for it."""
         self._is_stopping = True

@@ -44,16 +44,26 @@ if TYPE_CHECKING:
     from evenload.loaders.adapters import Adapter, Found
     from evenload.loaders.relocate import Relocator
     from evenload.loaders.source import Source
+    from evenload.loaders.state import Place
 
 __all__ = ["Window", "WindowProtocol", "empty_inputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Home micro-batches with their tickets, planned together, and what balancing did to them."""
+    """Home micro-batches with their tickets, planned together, and what balancing did to them.
+
+    Attributes:
+        batches: the micro-batches.
+        places: where the pass stands after each of them.
+        metrics: what balancing did.
+        schemas: what items look like, stream by stream.
+    """
 
     batches: tuple[Any, ...]
+    places: tuple[Place | None, ...]
     metrics: WindowMetrics
+    schemas: tuple[str, ...]
 
 
 def empty_inputs(adapter: Adapter, schema: str) -> dict[str, Any] | None:
@@ -108,9 +118,16 @@ class WindowProtocol:
         self._duplicates = DuplicateCheck()
         self._window = 0
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Count windows anew, in a way that tells epochs apart."""
+    def begin_epoch(self, epoch: int, schemas: Sequence[str] = ()) -> None:
+        """Count windows anew, in a way that tells epochs apart.
+
+        Args:
+            epoch: number of the pass.
+            schemas: what items look like, as a saved state tells it, stream by stream.
+        """
         self._window = epoch << 32
+        told = itertools.zip_longest(self._schemas, schemas, fillvalue="")
+        self._schemas = [own or saved for own, saved in told]
 
     def advance(self, source: Source, *, closing: bool = False) -> Window | None:
         """Run one window; returns `None` at the agreed end of the data.
@@ -167,10 +184,12 @@ class WindowProtocol:
             return batches
         clock.append(time.perf_counter())
         self._window += 1
-        return Window(batches=batches, metrics=self._measure(plans, clock))
+        places = source.places(count)
+        metrics = self._measure(plans, clock)
+        return Window(batches=batches, places=places, metrics=metrics, schemas=tuple(self._schemas))
 
     def _look(self, source: Source) -> Look:
-        look = take_look(source, self._streams, self._micro_batches)
+        look = take_look(source, self._streams, source.left_of(self._micro_batches))
         if look.batches and self._on_uneven == "pad_empty" and self._template is None:
             self._template = emptied(look.batches[0])
         return look
@@ -192,7 +211,7 @@ class WindowProtocol:
         """Return how many micro-batches this window has as far as the group knows; 0 where it cannot come to be."""
         if State.CLOSED in gathered.states:
             return 0
-        return self._micro_batches if self._on_uneven == "pad_empty" else min(gathered.micro_batches)
+        return max(*gathered.micro_batches, 1) if self._on_uneven == "pad_empty" else min(gathered.micro_batches)
 
     def _plan_all(
         self, look: Look, gathered: Gathered, count: int
@@ -224,13 +243,13 @@ class WindowProtocol:
         """Let ranks without items learn from the others what an item looks like."""
         unequal = unknown = False
         for number in range(len(self._streams)):
-            told = set(gathered.schemas(number)) - {0}
+            told, known = set(gathered.schemas(number)) - {0}, set(gathered.known(number))
             unequal |= len(told) > 1
-            unknown |= bool(told) and set(gathered.known(number)) != told
+            unknown |= len(known) > 1 or (bool(told) and known != told)
         if not (unequal or unknown):
             return
-        mine = json.dumps(look.schemas())
-        told_by = [json.loads(text) for text in gather_texts(mine, self._comm)]
+        mine = json.dumps([look.schemas(), self._schemas])
+        told_by, known_by = zip(*(json.loads(text) for text in gather_texts(mine, self._comm)), strict=True)
         if unequal:
             named = zip(self._comm.ranks, told_by, strict=True)
             found = "; ".join(f"rank {rank}: {', '.join(filter(None, schemas)) or 'none'}" for rank, schemas in named)
@@ -239,7 +258,7 @@ class WindowProtocol:
                 "Cast and shape them alike before or in the collate function"
             )
             raise MismatchError(msg)
-        for schemas in reversed(told_by):
+        for schemas in (*reversed(known_by), *reversed(told_by)):
             for number, schema in enumerate(schemas):
                 self._schemas[number] = schema or self._schemas[number]
 

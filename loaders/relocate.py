@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from evenload.balancer.cost import Costs
     from evenload.balancer.items import ItemTable
     from evenload.loaders.adapters import Adapter, Found
+    from evenload.loaders.state import Bookmark
 
 __all__ = ["AsLoaded", "Relocation", "Relocator", "relocation"]
 
@@ -198,8 +199,9 @@ class Relocator:
 class AsLoaded:
     """One pass without other ranks: the wrapped loader's batches, each with the weight 1."""
 
-    def __init__(self, loader: Iterable[Any], relocation: Relocation) -> None:
-        self._source = Source(loader)
+    def __init__(self, loader: Iterable[Any], relocation: Relocation, bookmark: Bookmark) -> None:
+        self._source = Source(loader, bookmark=bookmark)
+        self._bookmark = bookmark
         self._relocation = relocation
 
     def __iter__(self) -> AsLoaded:
@@ -208,8 +210,11 @@ class AsLoaded:
     def __next__(self) -> Any:
         self._source.prime()
         batch = self._source.next()
+        self._source.mark()
         if batch is END:
+            self._bookmark.end(self._source.at_end())
             raise StopIteration
+        self._bookmark.move(self._source.place, ())
         if not self._relocation.collation.is_own:
             batch = self._relocation.collation(batch)
         return self._relocation.weighed(batch, 1.0)

@@ -120,8 +120,16 @@ class _Uncollated:
 class _Opened:
     """The copied loader, whose batches are lists of samples whoever fetched them."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
+
+    def state_dict(self) -> Any:
+        """Return the copied loader's state."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state into the copied loader."""
+        self._loader.load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
         return _OpenedPass(iter(self._loader))
