@@ -54,15 +54,11 @@ def _listed(inner: Any) -> list[Any]:
 def _renew(loader: Any, *, told_dataset: bool) -> None:
     """Let go of an iterator that the next pass would use again, where it was made before the epoch was known.
 
-    torch keeps it for persistent workers, and torchdata for a state that was asked for before the first pass.
+    torch keeps it for persistent workers, and torchdata where a state was asked for before the first pass.
     """
-    if getattr(loader, "_iterator", None) is None:
-        return
-    is_early = getattr(loader, "_initial_iter_for_state_dict", False)
-    has_workers = bool(getattr(loader, "num_workers", 0)) and bool(getattr(loader, "persistent_workers", False))
-    if is_early:
+    if getattr(loader, "_initial_iter_for_state_dict", False):
         loader._initial_iter_for_state_dict = False  # noqa: SLF001 - no public way to say it
-    if is_early or (told_dataset and has_workers):
+    has_workers = bool(getattr(loader, "num_workers", 0)) and bool(getattr(loader, "persistent_workers", False))
+    if told_dataset and has_workers and getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
-    if told_dataset and has_workers:
         _log.info("set_epoch reached the dataset: persistent workers end, and the next pass starts them with it anew")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -273,3 +274,52 @@ def test_a_state_that_cannot_be_had_disturbs_nobody() -> None:
     assert len(list(loader)) == 1
     with pytest.raises(NotImplementedError, match="no such thing"):
         loader.state_dict()
+
+
+class Careless:
+    """Hands out what it goes on to change, and takes apart what it is given."""
+
+    def __init__(self) -> None:
+        self.at = {"next": 0}
+
+    def __iter__(self) -> Any:
+        while self.at["next"] < 3:
+            self.at["next"] += 1
+            yield {"x": torch.ones(1, 1), "n": torch.tensor([1]), "id": self.at["next"]}
+        self.at["next"] = 0
+
+    def state_dict(self) -> Any:
+        return self.at
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = {"next": state.pop("next")}
+
+
+def test_states_are_nobody_s_to_change() -> None:
+    loader = off(Careless())
+    kept = next(loader.state_dict() for _ in loader)
+    loader.load_state_dict(kept)
+    loader.state_dict()["loader"].clear()  # before the pass
+    assert [batch["id"] for batch in loader] == [2, 3]
+    loader.load_state_dict(kept)
+    iter(loader)
+    loader.state_dict()["loader"].clear()  # in it
+    loader.load_state_dict(loader.state_dict())
+    assert [batch["id"] for batch in loader] == [2, 3]
+    loader.load_state_dict(kept)
+    kept["loader"].clear()  # what was loaded
+    assert [batch["id"] for batch in loader] == [2, 3]
+
+
+def test_a_state_stays_while_the_background_draws_on(on_ranks: Any) -> None:
+    inner = Careless()
+
+    def work(loader: BalancedLoader, comm: LocalComm) -> Any:
+        iterator = iter(loader)
+        next(iterator)
+        while loader._running is not None and loader._running.is_running:
+            time.sleep(0.001)
+        assert inner.at == {"next": 0}  # all is drawn
+        return [loader.state_dict()["loader"]["next"], *(loader.state_dict()["loader"]["next"] for _ in iterator)]
+
+    assert on_ranks([inner], work, items=ITEMS, prefetch=5) == [[1, 2, 3]]
