@@ -171,11 +171,14 @@ class Keeper:
         Args:
             source: what the pass runs over; of another one than the wrapped loader no state is kept.
         """
-        known = self._bookmark.schemas
+        before, known = self._bookmark.place, self._bookmark.schemas
         if source is not self._loader:
             self._bookmark = Bookmark(place=_ELSEWHERE, schemas=known)
             return self._bookmark
-        self._bookmark = Bookmark(is_kept=self.is_kept, schemas=known)
+        # Until the first batch is drawn, the state is that of the end of the pass before, also of one left early.
+        if before is not None:
+            before = None if before is _ELSEWHERE else dataclasses.replace(before, ended=True)
+        self._bookmark = Bookmark(is_kept=self.is_kept, place=before, schemas=known)
         if self._loaded is None:
             return self._bookmark
         self._bookmark.misfit = self._misfit(self._loaded)

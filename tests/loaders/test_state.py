@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from evenload import BalancedLoader
 from evenload.balancer import errors
-from evenload.loaders.source import END, Source
-from evenload.loaders.state import Bookmark
 from tests.distributed.programs.resumable import ITEMS, KINDS, Mapped, plain, run_until, stateful, step, through_a_file
 
 if TYPE_CHECKING:
@@ -76,17 +73,23 @@ some_cuts = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 7)), max_size=3
     cuts=some_cuts,
     on_uneven=st.sampled_from(["stop", "pad_empty"]),
     prefetch=st.sampled_from([1, 2, 5]),
+    window=st.integers(1, 4),
 )
 def test_an_interrupted_run_is_an_uninterrupted_one(
-    on_ranks: Any, kind: str, samples: tuple[int, int], cuts: list[tuple[int, int]], on_uneven: str, prefetch: int
+    on_ranks: Any,
+    kind: str,
+    samples: tuple[int, int],
+    cuts: list[tuple[int, int]],
+    on_uneven: str,
+    prefetch: int,
+    window: int,
 ) -> None:
     if kind == "map-style with state":
         samples = (samples[0], samples[0])  # what an agreed end leaves was read, and counts
     if kind == "iterable":
         cuts = cuts[:1]  # torchdata counts twice what it drew once more, so its second state is wrong also unwrapped
-    check_resumed(
-        on_ranks, lambda rank: stateful(kind, rank, samples[rank]), cuts, on_uneven=on_uneven, prefetch=prefetch
-    )
+    more = {"on_uneven": on_uneven, "prefetch": prefetch, "window": window}
+    check_resumed(on_ranks, lambda rank: stateful(kind, rank, samples[rank]), cuts, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,30 +109,6 @@ def test_the_state_is_that_of_the_bare_loader_after_as_many_batches(on_ranks: An
 
     expected = [bare_states(stateful(kind, rank, 6)) for rank in range(2)]
     assert on_ranks([stateful(kind, rank, 6) for rank in range(2)], work, items=ITEMS, balance=balance) == expected
-
-
-@given(window=st.integers(1, 4), stops=st.lists(st.integers(0, 11), max_size=4), samples=st.integers(1, 20))
-def test_inside_a_window_the_state_is_that_of_its_start(window: int, stops: list[int], samples: int) -> None:
-    """Whoever draws several batches at once resumes inside them: the first window is the rest of that one."""
-    expected = [batch["id"].tolist() for batch in stateful("shuffled", 0, samples)]
-    found: list[list[int]] = []
-    place = None
-    for stop in [*sorted(stops), len(expected)]:
-        source = Source(stateful("shuffled", 0, samples), bookmark=Bookmark(is_kept=True, resume=place))
-        source.prime()
-        start = source.place
-        assert start is not None
-        room = window - start.handed
-        while len(found) < min(stop, len(expected)):
-            batches = [batch for batch in (source.next() for _ in range(room)) if batch is not END]
-            source.mark()
-            end, handed = source.place, start.handed
-            for number, batch in enumerate(batches[: stop - len(found)], 1):
-                found.append(batch["id"].tolist())
-                start = end if number == len(batches) else dataclasses.replace(start, handed=handed + number)
-            room = window
-        place = start
-    assert found == expected
 
 
 def test_what_an_agreed_end_left_unused_stays_unused(on_ranks: Any) -> None:
