@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evenload.balancer.errors import ClosedError, ItemError
-from evenload.balancer.metadata import MAX_STREAMS
 from evenload.balancer.planner import PlanOptions
-from evenload.loaders.agreement import ON_UNEVEN
-from evenload.loaders.channels import Channels, open_channels, own_rank
+from evenload.loaders.channels import Channels, open_channels
 from evenload.loaders.epoch import set_epoch
 from evenload.loaders.gradient_state import announced, quiet, unbalanced
 from evenload.loaders.look import Stream
@@ -21,11 +17,12 @@ from evenload.loaders.passes import Balanced
 from evenload.loaders.prefetch import Prefetcher
 from evenload.loaders.protocol import WindowProtocol
 from evenload.loaders.relocate import AsLoaded, Relocator, relocation
+from evenload.loaders.settings import Settings, as_adapters, as_costs
 from evenload.loaders.source import Source
 from evenload.loaders.state import Keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -119,36 +116,33 @@ class BalancedLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._loader = loader
-        self._adapters = _as_adapters(items)
-        self._costs = _as_costs(cost, self._adapters)
-        _check_settings(on_uneven, window, prefetch, timeout_s)
-        self._relocation = relocation(
-            loader,
-            self._adapters,
-            options,
-            on_uneven,
-            window,
-            restore=restore,
-            weight_key=weight_key,
-            collate_fn=collate_fn,
+        adapters = as_adapters(items)
+        self._settings = Settings(
+            adapters=adapters,
+            costs=as_costs(cost, adapters),
+            groups=(group, data_parallel_group),
+            balance=balance,
+            options=options or PlanOptions(),
+            on_uneven=on_uneven,
+            window=window,
+            prefetch=prefetch,
+            timeout_s=timeout_s,
         )
-        self._groups = (group, data_parallel_group)
-        self._balance = balance
-        self._options = options or PlanOptions()
-        self._on_uneven = on_uneven
-        self._window = window
-        self._prefetch = prefetch
-        self._timeout_s = timeout_s
+        self._relocation = relocation(
+            loader, self._settings, restore=restore, weight_key=weight_key, collate_fn=collate_fn
+        )
+        self.metrics: deque[WindowMetrics] = deque(maxlen=_HISTORY)
+        self._told_epoch: int | None = None
+        self._stand_still()
+        self._keep(Keeper(loader, self._settings))
+
+    def _stand_still(self) -> None:
+        """Have no channels and no pass, as in the beginning."""
         self._channels: Channels | None = None
         self._protocol: WindowProtocol | None = None
         self._running: Prefetcher | None = None
         self._epoch = 0
-        self._told_epoch: int | None = None
         self._closed = False
-        self.metrics: deque[WindowMetrics] = deque(maxlen=_HISTORY)
-        where = functools.partial(own_rank, *self._groups)
-        keys = [adapter.key for adapter in self._adapters]
-        self._keep(Keeper(loader, keys=keys, where=where, window=window))
 
     def _keep(self, keeper: Keeper) -> None:
         """Offer a state where the wrapped loader has one; trainers ask whether the methods are there."""
@@ -159,12 +153,14 @@ class BalancedLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: a copy, also of a loader in a pass or a closed one, opens channels of its own."""
-        state = {key: value for key, value in vars(self).items() if key not in _STATE}
-        anew = {"_channels": None, "_protocol": None, "_running": None, "_epoch": 0, "_closed": False}
-        return {**state, **anew, "metrics": deque(maxlen=_HISTORY), "_keeper": self._keeper.copied()}
+        left_out = {*_STATE, "_channels", "_protocol", "_running", "metrics"}
+        state = {key: value for key, value in vars(self).items() if key not in left_out}
+        return {**state, "_keeper": self._keeper.copied()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self.metrics = deque(maxlen=_HISTORY)
+        self._stand_still()
         self._keep(self._keeper)
 
     def set_epoch(self, epoch: int) -> None:
@@ -192,13 +188,13 @@ class BalancedLoader:
         Raises:
             ItemError: the loader has been iterated over, and an adapter would change.
         """
-        changed = tuple(map(_with_phantom, self._adapters))
-        if changed != self._adapters and self._protocol is not None:
+        changed = self._settings.with_phantoms()
+        if changed.adapters != self._settings.adapters and self._protocol is not None:
             msg = (
                 "phantoms are asked for before the first pass over the loader, found it begun; balance the model first"
             )
             raise ItemError(msg)
-        self._adapters = changed
+        self._settings = changed
 
     @property
     def wrapped(self) -> Iterable[Any]:
@@ -229,7 +225,8 @@ class BalancedLoader:
         if self._closed:
             msg = "the loader was closed; build another one"
             raise ClosedError(msg)
-        if self._running is not None and not self._running.close(patience_s=self._timeout_s):
+        settings = self._settings
+        if self._running is not None and not self._running.close(patience_s=settings.timeout_s):
             self.close()
             msg = "the pass before was left on some ranks only, so the ranks are out of step; build another loader"
             raise ClosedError(msg)
@@ -237,46 +234,54 @@ class BalancedLoader:
         if self._told_epoch is not None:
             self.set_epoch(self._told_epoch)
         bookmark = self._keeper.begin(loader)
-        if not self._balance and (self._relocation is None or self._relocation.weight_key is None):
-            return self._alone(loader, bookmark)
-        if self._channels is None:
-            returning = len(self._adapters) if self._relocation is None else 0
-            self._channels = open_channels(*self._groups, streams=returning, timeout_s=self._timeout_s)
-        if self._channels.background is None:
+        background = self._open()
+        if background is None:
             return self._alone(loader, bookmark)
         if self._protocol is None:
-            self._protocol = self._make_protocol(self._channels, self._channels.background)
+            self._protocol = self._make_protocol(background)
         self._protocol.begin_epoch(self._epoch, bookmark.schemas)
         self._epoch += 1
         raw = quiet(loader) if self._relocation is None else self._relocation.source_of(loader)
         source = Source(raw, bookmark=bookmark)
         self._running = Prefetcher(
-            self._protocol, source, depth=self._prefetch, comms=self._channels.all(), timeout_s=self._timeout_s
+            self._protocol, source, depth=settings.prefetch, comms=self._comms(), timeout_s=settings.timeout_s
         )
         return announced(
             loader, functools.partial(Balanced, self._running, self.metrics.append, source=source, bookmark=bookmark)
         )
 
+    def _open(self) -> Comm | None:
+        """Return the channel for background traffic; `None` where there is nobody to talk to, or nothing to say."""
+        if not self._settings.balance and (self._relocation is None or self._relocation.weight_key is None):
+            return None
+        if self._channels is None:
+            streams = len(self._settings.adapters) if self._relocation is None else 0
+            self._channels = open_channels(*self._settings.groups, streams=streams, timeout_s=self._settings.timeout_s)
+        return self._channels.background
+
+    def _comms(self) -> list[Comm]:
+        return [] if self._channels is None else self._channels.all()
+
     def _alone(self, loader: Iterable[Any], bookmark: Bookmark) -> Iterator[Any]:
         if self._relocation is None:
-            return unbalanced(loader, self._adapters, bookmark)
+            return unbalanced(loader, self._settings.adapters, bookmark)
         return AsLoaded(loader, self._relocation, bookmark)
 
-    def _make_protocol(self, channels: Channels, background: Comm) -> WindowProtocol:
-        options, relocator = self._options, None
+    def _make_protocol(self, background: Comm) -> WindowProtocol:
+        settings, options, relocator = self._settings, self._settings.options, None
+        world, paths = (None, ()) if self._channels is None else (self._channels.world, self._channels.paths)
         if self._relocation is not None:
             options = self._relocation.options
-            relocator = Relocator(self._relocation, background, channels.world, moves=self._balance)
+            relocator = Relocator(self._relocation, background, world, moves=settings.balance)
+        pairs = zip(settings.adapters, settings.costs, strict=True)
         return WindowProtocol(
             comm=background,
-            world=channels.world,
-            streams=[
-                Stream(adapter=adapter, cost=cost) for adapter, cost in zip(self._adapters, self._costs, strict=True)
-            ],
-            paths=channels.paths,
+            world=world,
+            streams=[Stream(adapter=adapter, cost=cost) for adapter, cost in pairs],
+            paths=paths,
             options=options,
-            on_uneven=self._on_uneven,
-            window=self._window,
+            on_uneven=settings.on_uneven,
+            window=settings.window,
             relocator=relocator,
         )
 
@@ -308,45 +313,3 @@ class BalancedLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_settings(on_uneven: str, window: int, prefetch: int, timeout_s: float) -> None:
-    if on_uneven not in ON_UNEVEN:
-        msg = f"on_uneven is one of {', '.join(ON_UNEVEN)}; found {on_uneven!r}"
-        raise ItemError(msg)
-    if window < 1:
-        msg = f"window is at least 1, the number of batches that are planned together; found {window}"
-        raise ItemError(msg)
-    if prefetch < 1:
-        msg = f"prefetch is at least 1, the window that is prepared while a step runs; found {prefetch}"
-        raise ItemError(msg)
-    if not timeout_s > 0:
-        msg = f"timeout_s is a number of seconds above 0, found {timeout_s}"
-        raise ItemError(msg)
-
-
-def _as_adapters(items: Adapter | Sequence[Adapter]) -> tuple[Adapter, ...]:
-    adapters = tuple(items) if isinstance(items, (list, tuple)) else (items,)
-    keys = [adapter.key for adapter in adapters]
-    if not 1 <= len(adapters) <= MAX_STREAMS or len(set(keys)) < len(keys):
-        msg = f"items is 1 to {MAX_STREAMS} adapters with different keys, found {len(adapters)} with keys {keys}"
-        raise ItemError(msg)
-    return adapters
-
-
-def _with_phantom(adapter: Adapter) -> Adapter:
-    has_setting = "phantom" in getattr(adapter, "__dataclass_fields__", {})
-    return dataclasses.replace(adapter, phantom=True) if has_setting else adapter  # type: ignore[type-var]
-
-
-def _as_costs(cost: CostModel | Mapping[Any, CostModel], adapters: Sequence[Adapter]) -> tuple[CostModel, ...]:
-    if not isinstance(cost, Mapping):
-        if len(adapters) > 1:
-            msg = f"cost is a mapping from each of {[a.key for a in adapters]} to its model, found {cost!r:.80}"
-            raise ItemError(msg)
-        return (cost,)
-    missing = [adapter.key for adapter in adapters if adapter.key not in cost]
-    if missing:
-        msg = f"cost has a model for each kind of items, missing for {missing}"
-        raise ItemError(msg)
-    return tuple(cost[adapter.key] for adapter in adapters)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from evenload.loaders.epoch import set_epoch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -28,7 +30,6 @@ FORWARDED = frozenset(
         "pin_memory_device",
         "prefetch_factor",
         "sampler",
-        "set_epoch",
         "timeout",
         "worker_init_fn",
     }
@@ -52,6 +53,10 @@ class PassesOver:
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over the source; one that is still under way ends. All ranks begin together."""
         return self._begin(self.wrapped)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the source which epoch comes next; see `BalancedLoader.set_epoch`. Call it between passes."""
+        set_epoch(self.wrapped, epoch)
 
     def __len__(self) -> int:
         """Return the source's length; it is this rank's own, before ends are agreed.

@@ -30,12 +30,13 @@ from evenload.loaders.samples import Collation, raw_samples
 from evenload.loaders.source import END, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from evenload.balancer.comm import Comm
     from evenload.balancer.cost import Costs
     from evenload.balancer.items import ItemTable
-    from evenload.loaders.adapters import Adapter, Found
+    from evenload.loaders.adapters import Found
+    from evenload.loaders.settings import Settings
     from evenload.loaders.state import Bookmark
 
 __all__ = ["AsLoaded", "Relocation", "Relocator", "relocation"]
@@ -87,10 +88,7 @@ class Relocation:
 
 def relocation(
     loader: Iterable[Any],
-    adapters: Sequence[Adapter],
-    options: PlanOptions | None,
-    on_uneven: str,
-    window: int,
+    settings: Settings,
     *,
     restore: bool,
     weight_key: Any,
@@ -102,10 +100,10 @@ def relocation(
         ItemError: settings that only have a meaning in the other mode.
     """
     is_told_more = weight_key is not None or collate_fn is not None
-    _check(adapters, restore=restore, on_uneven=on_uneven, window=window, is_told_more=is_told_more)
+    _check(settings, restore=restore, is_told_more=is_told_more)
     if restore:
         return None
-    chosen = options or PlanOptions()
+    chosen = settings.options
     chosen = dataclasses.replace(chosen, counts=chosen.counts or "kept", min_items=1)
     if chosen.counts == "free" and weight_key is None:
         msg = (
@@ -117,9 +115,9 @@ def relocation(
     return Relocation(loader=loader, source=source, collation=collation, options=chosen, weight_key=weight_key)
 
 
-def _check(adapters: Sequence[Adapter], *, restore: bool, on_uneven: str, window: int, is_told_more: bool) -> None:
+def _check(settings: Settings, *, restore: bool, is_told_more: bool) -> None:
     """Refuse settings of one mode in the other."""
-    whole = [isinstance(adapter, WholeSamples) for adapter in adapters]
+    whole = [isinstance(adapter, WholeSamples) for adapter in settings.adapters]
     if restore:
         if any(whole) or is_told_more:
             found = "items=whole_samples(...)" if any(whole) else "weight_key= or collate_fn="
@@ -129,16 +127,16 @@ def _check(adapters: Sequence[Adapter], *, restore: bool, on_uneven: str, window
     if whole != [True]:
         msg = (
             "with restore=False whole samples move, found items= with "
-            f"{', '.join(type(adapter).__name__ for adapter in adapters)}; pass items=whole_samples(...)"
+            f"{', '.join(type(adapter).__name__ for adapter in settings.adapters)}; pass items=whole_samples(...)"
         )
         raise ItemError(msg)
-    if window > 1:
+    if settings.window > 1:
         msg = (
             f"with restore=False each batch is planned by itself, for each is a barrier of its own; found "
-            f"window={window}. Use window=1, or larger batches"
+            f"window={settings.window}. Use window=1, or larger batches"
         )
         raise ItemError(msg)
-    if on_uneven == "pad_empty":
+    if settings.on_uneven == "pad_empty":
         msg = (
             "on_uneven='pad_empty' is for batches with tickets: a rank without samples has nothing to collate. "
             "Use on_uneven='stop' or 'error' with restore=False"

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evenload.balancer.errors import StateError
+from evenload.loaders.channels import own_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Sequence
+
+    from evenload.loaders.settings import Settings
 
 __all__ = ["Bookmark", "Keeper", "Place", "keeps_state"]
 
@@ -95,19 +98,13 @@ class Keeper:
 
     Args:
         loader: the wrapped loader.
-        keys: the adapters' keys.
-        where: returns this rank's number among the data-parallel ranks, and how many they are.
-        window: micro-batches that are planned together.
+        settings: those of the wrapper.
     """
 
-    def __init__(
-        self, loader: Any, *, keys: Sequence[Hashable], where: Callable[[], tuple[int, int]], window: int = 1
-    ) -> None:
+    def __init__(self, loader: Any, settings: Settings) -> None:
         self.is_kept = keeps_state(loader)
         self._loader = loader
-        self._keys = tuple(keys)
-        self._where = where
-        self._window = window
+        self._settings = settings
         self._loaded: dict[str, Any] | None = None
         self._bookmark = Bookmark()
 
@@ -126,16 +123,16 @@ class Keeper:
         place = self._bookmark.place or Place.of(self._loader)
         if place.fault is not None:
             raise place.fault
-        rank, ranks = self._where()
+        rank, ranks = own_rank(*self._settings.groups)
         return {
             "version": _VERSION,
             "loader": copy.deepcopy(place.loader),
             "handed": place.handed,
-            "window": self._window,
+            "window": self._settings.window,
             "topology": {"rank": rank, "ranks": ranks},
             "exhausted": place.exhausted,
             "ended": place.ended,
-            "schemas": dict(zip(self._keys, self._bookmark.schemas, strict=False)),
+            "schemas": dict(zip(self._keys(), self._bookmark.schemas, strict=False)),
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -188,12 +185,15 @@ class Keeper:
                 **{field.name: loaded[field.name] for field in dataclasses.fields(Place) if field.name in loaded}
             )
             self._bookmark.place = self._bookmark.resume  # until the first batch is drawn
-            self._bookmark.schemas = tuple(loaded["schemas"].get(key, "") for key in self._keys)
+            self._bookmark.schemas = tuple(loaded["schemas"].get(key, "") for key in self._keys())
         return self._bookmark
 
+    def _keys(self) -> list[Any]:
+        return [adapter.key for adapter in self._settings.adapters]
+
     def _misfit(self, loaded: dict[str, Any]) -> StateError | None:
-        rank, ranks = self._where()
-        here = (rank, ranks, self._window)
+        rank, ranks = own_rank(*self._settings.groups)
+        here = (rank, ranks, self._settings.window)
         found = (loaded["topology"].get("rank"), loaded["topology"].get("ranks"), loaded["window"])
         if found == here:
             return None
@@ -205,7 +205,7 @@ class Keeper:
 
     def copied(self) -> Keeper:
         """Return a keeper at the same place, for a copy of the wrapper."""
-        twin = Keeper(self._loader, keys=self._keys, where=self._where, window=self._window)
+        twin = Keeper(self._loader, self._settings)
         twin._loaded = self._loaded
         place = self._bookmark.place
         known = None if place is None or place.fault is not None else place

@@ -92,7 +92,7 @@ def test_a_copy_is_a_loader_that_has_not_begun(way: Callable[[Any], Any], when: 
     if when == "closed":
         loader.close()
     twin = way(loader)
-    assert (twin.label, twin._on_uneven, twin._prefetch, len(twin)) == ("kept", "error", 5, 2)
+    assert (twin.label, twin._settings.on_uneven, twin._settings.prefetch, len(twin)) == ("kept", "error", 5, 2)
     assert [[index for index, _ in batch["read"]] for batch in twin] == [[0, 1], [2, 3]]
     assert len(twin.metrics) == 0
     if when == "in a pass":
