@@ -195,10 +195,10 @@ def closes_before_the_first_step(rank: int, world_size: int) -> dict[str, Any]:
     iterator = iter(loader)
 
     def run() -> None:
+        batch = next(iterator)
         if rank == 0:
             loader.close()
             return
-        batch = next(iterator)
         time.sleep(0.5)
         use(batch)
 
