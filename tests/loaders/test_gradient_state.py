@@ -223,3 +223,35 @@ def test_batches_are_put_on_the_loader_s_device_behind_the_exchange(on_ranks: On
     for found, device, alone in on_ranks(loaders, work, **settings(balance=ranks > 1)):
         assert found == [("meta", "meta")] * 3
         assert (device, alone) == (torch.device("meta"), "meta")
+
+
+class Resumable(Prepared):
+    """One that can also say how many batches it has handed out; doubles of it count for themselves."""
+
+    handed = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            self.handed += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"handed": self.handed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.handed = state["handed"]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_state_is_that_of_batches_in_use_not_of_the_one_ahead(on_ranks: OnRanks, window: int) -> None:
+    def use(loader: BalancedLoader, comm: LocalComm) -> list[int]:
+        wrapped: Any = loader.wrapped
+        wrapped.gradient_state.thread = threading.get_ident()
+        states = []
+        for batch in loader:
+            batch["x"].restore(batch["x"].inputs["x"])
+            states.append(loader.state_dict())
+        return [state["loader"]["handed"] + state["handed"] for state in states]
+
+    loaders = [Resumable(rank, 5, State()) for rank in range(2)]
+    assert on_ranks(loaders, use, items=packed("x", "n"), window=window) == [[1, 2, 3, 4, 5]] * 2
