@@ -21,6 +21,7 @@ PAGES = [
         *sorted(ROOT.glob("*.md")),
         *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "benchmarks").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("*.md")),
     )
 ]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$|^<!-- python\n(?P<hidden>.*?)^-->\s*$", re.M | re.S)
