@@ -15,6 +15,7 @@ import contextlib
 import datetime as dt
 import itertools
 import math
+import os
 import time
 import weakref
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from evenload.balancer import compat, liveness
+from evenload.balancer import compat, leaving, liveness
 from evenload.balancer.errors import ClosedError, EvenloadError, RankLostError, as_message, from_message
 from evenload.balancer.memory import cpu_empty
 
@@ -46,8 +47,21 @@ _opened: dict[str, itertools.count[int]] = {}
 @atexit.register
 def _close_open() -> None:
     """Let go of what still waits for others: a backend would keep the process until its timeout."""
+    why = leaving.reason()
     for comm in list(_open):
+        if why is not None:
+            comm.post(leaving.as_error(f"rank {comm.ranks[comm.rank]}", why))
         comm.close()
+
+
+def _disown() -> None:
+    """Leave the channels to the parent of a forked process: their sockets and its place in the job are the parent's."""
+    for comm in list(_open):
+        comm.disown()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class Comm(Protocol):
@@ -86,6 +100,15 @@ class Comm(Protocol):
 
     def check(self) -> None:
         """Raise the error that a rank of the group has posted, if any; for those who wait without an operation."""
+
+    def tell(self, text: str) -> None:
+        """Leave a short text for the other ranks to find; it takes the place of this rank's former one."""
+
+    def told(self) -> dict[int, str]:
+        """Return what the ranks of the group have left by `tell`, by number within the group."""
+
+    def begun(self) -> int:
+        """Return how many operations this rank has begun on the channels opened from this one."""
 
     def object(self, error: EvenloadError) -> None:
         """Raise `error` on ranks that wait in this channel's next operation, until `withdraw`.
@@ -142,7 +165,25 @@ def _meet(ranks: Sequence[int], timeout_s: float) -> _Group:
     store = dist.PrefixStore(f"{members}/{nth}", job)
     rank = list(ranks).index(dist.get_rank())
     peers = liveness.Peers(store, job, ranks, rank)
-    return _Group(ranks=tuple(ranks), rank=rank, store=store, board=_Board(store), peers=peers, timeout_s=timeout_s)
+    group = _Group(ranks=tuple(ranks), rank=rank, store=store, board=_Board(store), peers=peers, timeout_s=timeout_s)
+    if lost := peers.meet(timeout_s):
+        raise _lost_error(group, lost)
+    return group
+
+
+def _lost_error(group: _Group, lost: dict[int, str], *, has_left: bool = False) -> EvenloadError:
+    """Say who is lost, in words that all ranks share; what the backend said is the error's cause."""
+    names = "; ".join(f"rank {group.ranks[rank]} {why}" for rank, why in sorted(lost.items()))
+    if has_left:
+        return ClosedError(f"{names}. Leave the loop on all ranks together")
+    if lost and liveness.NO_ANSWER not in lost.values():
+        return RankLostError(f"{names}. Restart the job from a checkpoint")
+    names = names or f"a rank of {group.ranks} left, or took no part"
+    return RankLostError(
+        f"{names} within {group.timeout_s:g} s. Look for the first error in the ranks' logs. If there is "
+        "none, the ranks are out of step: each iterates over the loader with the same settings, and calls the "
+        "encoder and ticket.restore in every step, also without items"
+    )
 
 
 class GroupComm:
@@ -248,9 +289,28 @@ class GroupComm:
             posted = self._group.board.read()
         except RuntimeError:
             lost = self._group.peers.find_dead()
-            posted = self._lost_error(lost) if lost else None
+            posted = _lost_error(self._group, lost) if lost else None
         if posted is not None:
             raise posted
+
+    def tell(self, text: str) -> None:
+        """See `Comm.tell`; a store that cannot be reached is no second error."""
+        with contextlib.suppress(RuntimeError):
+            self._group.store.set(f"told/{self.rank}", text)
+            self._group.store.set("told", "")
+
+    def told(self) -> dict[int, str]:
+        """See `Comm.told`."""
+        store, ranks = self._group.store, list[int]()
+        with contextlib.suppress(RuntimeError):
+            if store.check(["told"]):  # asked alone, for there is hardly ever more to ask for
+                ranks = [rank for rank in range(self.size) if store.check([f"told/{rank}"])]
+            return {rank: store.get(f"told/{rank}").decode() for rank in ranks}
+        return {}
+
+    def begun(self) -> int:
+        """See `Comm.begun`."""
+        return sum(channel._operation for channel in self._channels)  # noqa: SLF001 - of this class
 
     def object(self, error: EvenloadError) -> None:
         """See `Comm.object`."""
@@ -271,9 +331,14 @@ class GroupComm:
         self._closed = True
         for channel in self._channels:
             channel.close()
-        for backend in self._backends.values():
-            backend.abort()
+        leaving.end(list(self._backends.values()), may_block=bool(self._group.peers.find_dead()))
         self._backends.clear()
+
+    def disown(self) -> None:
+        """Make this a closed channel without ending anything, in a process that was forked from the one it is of."""
+        self._closed = True
+        leaving.keep_for_ever(self._backends)
+        self._backends = {}
 
     def _start(self, operation: Callable[[], _T]) -> _T:
         if self._closed:
@@ -285,22 +350,26 @@ class GroupComm:
             raise self._explain() from error
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for `work`, looking at the board now and then."""
+        """Wait for `work`, looking at the board and at the processes of this host now and then."""
         self._operation += 1
         deadline = time.monotonic() + self._group.timeout_s
+        posted = None
         while True:
             is_done = work.is_completed()  # asked before: work that ends just after the wait gave up is no failure
             try:
                 work.wait(dt.timedelta(seconds=_POLL_S))
             except RuntimeError as error:
-                late = time.monotonic() > deadline
-                if is_done or self._closed or late:
+                if is_done or self._closed or time.monotonic() > deadline:
                     raise self._explain() from error
-                self._check_board()
+                if posted is not None:
+                    raise posted from None
+                posted = self._read_board()  # found twice: what is under way may still arrive
+                if self._group.peers.find_dead():  # its children may keep its connections open
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
             else:
                 return
 
-    def _check_board(self) -> None:
+    def _read_board(self) -> EvenloadError | None:
         try:
             posted = self._group.board.read()
             if posted is None and self._group.store.check([objection := self._objection(self._operation - 1)]):
@@ -310,8 +379,7 @@ class GroupComm:
                 self._group.peers.notice()
         except RuntimeError as error:
             raise self._explain() from error
-        if posted is not None:
-            raise posted
+        return posted
 
     def _explain(self) -> EvenloadError:
         """Find out why an operation failed; all ranks of the group come to the same answer where one can."""
@@ -323,22 +391,8 @@ class GroupComm:
             if posted is None:
                 lost = self._group.peers.find_lost(min(_GRACE_S, self._group.timeout_s))
                 has_left = bool(lost) and all(self._group.peers.has_left(rank) for rank in lost)
-                self._group.board.post(self._lost_error(lost, has_left=has_left))
+                self._group.board.post(_lost_error(self._group, lost, has_left=has_left))
                 posted = self._group.board.read()
         except RuntimeError:  # the store is gone, and with it most likely the rank that held it
-            posted = self._lost_error(self._group.peers.find_dead(_GRACE_S))
-        return posted or self._lost_error({})
-
-    def _lost_error(self, lost: dict[int, str], *, has_left: bool = False) -> EvenloadError:
-        """Say who is lost, in words that all ranks share; what the backend said is the error's cause."""
-        names = "; ".join(f"rank {self._group.ranks[rank]} {why}" for rank, why in sorted(lost.items()))
-        if has_left:
-            return ClosedError(f"{names}. Leave the loop on all ranks together")
-        if lost and liveness.NO_ANSWER not in lost.values():
-            return RankLostError(f"{names}. Restart the job from a checkpoint")
-        names = names or f"a rank of {self._group.ranks} left, or took no part"
-        return RankLostError(
-            f"{names} within {self._group.timeout_s:g} s. Look for the first error in the ranks' logs. If there is "
-            "none, the ranks are out of step: each iterates over the loader with the same settings, and calls the "
-            "encoder and ticket.restore in every step, also without items"
-        )
+            posted = _lost_error(self._group, self._group.peers.find_dead(_GRACE_S))
+        return posted or _lost_error(self._group, {})

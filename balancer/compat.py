@@ -8,6 +8,7 @@ rank happens to hold, which differs between ranks under tensor or pipeline paral
 from __future__ import annotations
 
 import datetime as dt
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-__all__ = ["active_ddp", "all_gather", "all_reduce_max", "all_to_all", "default_store", "make_backend"]
+__all__ = [
+    "active_ddp",
+    "all_gather",
+    "all_reduce_max",
+    "all_to_all",
+    "await_keys",
+    "default_store",
+    "make_backend",
+]
+
+_LOOK_S = 0.25  # between two looks at what may have become of those that are awaited
 
 
 def default_store() -> dist.Store:
@@ -30,6 +41,25 @@ def default_store() -> dist.Store:
 def active_ddp() -> Any:
     """Return the `DistributedDataParallel` whose forward is running, or `None`."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def await_keys(store: dist.Store, keys: Sequence[str], timeout_s: float, look: Callable[[], bool]) -> list[str]:
+    """Wait until `store` has all `keys`; returns those that it lacks after `timeout_s`, or once `look()` says to stop.
+
+    The store's own waiting happens inside one call, in which a process is deaf to Ctrl-C and other signals.
+    """
+    absent = list(keys)
+    began = looked = time.monotonic()
+    while absent := [key for key in absent if not store.check([key])]:
+        now = time.monotonic()
+        if now - began > timeout_s:
+            break
+        if now - looked > _LOOK_S:
+            looked = now
+            if look():
+                break
+        time.sleep(min(0.05, max(0.001, (now - began) / 10)))
+    return absent
 
 
 def make_backend(device: str, store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:

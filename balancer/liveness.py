@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenload.balancer import compat
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_ANSWER", "Peers"]
 
 NO_ANSWER = "did not answer"
+_GONE = "(process {}) is gone: its process ended"
 
 
 def _process_space() -> str:
@@ -57,7 +60,8 @@ class Peers:
         self._rank = rank
         self._size = len(ranks)
         self._space = _process_space()
-        store.set(f"process/{rank}", f"{os.getpid()} {self._space}")
+        for where, name in ((store, rank), (job, ranks[rank])):
+            where.set(f"process/{name}", f"{os.getpid()} {self._space}")
         self._pids: dict[int, int] | None = None
 
     def _local_pids(self) -> dict[int, int]:
@@ -65,11 +69,29 @@ class Peers:
         if self._pids is None:
             self._pids = {}
             for rank in range(self._size):
-                if self._store.check([f"process/{rank}"]):
-                    pid, _, space = self._store.get(f"process/{rank}").decode().partition(" ")
-                    if space == self._space:
-                        self._pids[rank] = int(pid)
+                if (pid := self._local_pid(self._store, rank)) is not None:
+                    self._pids[rank] = pid
         return self._pids
+
+    def _local_pid(self, store: dist.Store, name: int) -> int | None:
+        """Return the process number under `name`, if it came so far and shares this host."""
+        if not store.check([f"process/{name}"]):
+            return None
+        pid, _, space = store.get(f"process/{name}").decode().partition(" ")
+        return int(pid) if space == self._space else None
+
+    def meet(self, timeout_s: float) -> dict[int, str]:
+        """Wait until all ranks have come; returns `{rank: reason}` for those that did not, or died before."""
+        keys = [f"process/{rank}" for rank in range(self._size)]
+        absent = compat.await_keys(self._store, keys, timeout_s, lambda: bool(self._dead_before()))
+        lost = [rank for rank, key in enumerate(keys) if key in absent]
+        return self._dead_before() or dict.fromkeys(lost, NO_ANSWER) if lost else {}
+
+    def _dead_before(self) -> dict[int, str]:
+        """Return the ranks that had come to another group of the job, have not come to this one, and ended since."""
+        absent = [rank for rank in range(self._size) if not self._store.check([f"process/{rank}"])]
+        pids = {rank: self._local_pid(self._job, self._ranks[rank]) for rank in absent}
+        return {rank: _GONE.format(pid) for rank, pid in pids.items() if pid is not None and _is_gone(pid)}
 
     def remember(self) -> None:
         """Learn the peers' process numbers now, so that they are known even if the store dies with a rank."""
@@ -82,7 +104,7 @@ class Peers:
         while True:
             gone = [rank for rank, pid in pids.items() if rank != self._rank and _is_gone(pid)]
             if gone or time.monotonic() >= deadline:
-                return {rank: f"(process {pids[rank]}) is gone: its process ended" for rank in gone}
+                return {rank: _GONE.format(pids[rank]) for rank in gone}
             time.sleep(0.05)
 
     def leave(self) -> None:

@@ -56,6 +56,7 @@ class LocalWorld:
         self.left: dict[str, set[int]] = {}  # for each channel, who has closed it
         self.rounds: dict[tuple[str, int], _Round] = {}
         self.objections: dict[tuple[str, int], EvenloadError] = {}
+        self.told: dict[str, dict[int, str]] = {}  # for each channel, what its ranks have left
 
     def comms(self) -> list[LocalComm]:
         """Return one comm a rank, over all ranks."""
@@ -118,6 +119,20 @@ class LocalComm:
         with self.world.changed:
             if self.world.fault is not None:
                 self._raise_fault()
+
+    def tell(self, text: str) -> None:
+        """See `Comm.tell`."""
+        with self.world.changed:
+            self.world.told.setdefault(self._label, {})[self._index] = text
+
+    def told(self) -> dict[int, str]:
+        """See `Comm.told`."""
+        with self.world.changed:
+            return dict(self.world.told.get(self._label, {}))
+
+    def begun(self) -> int:
+        """See `Comm.begun`."""
+        return sum(channel._sequence for channel in self._channels)  # noqa: SLF001 - of this class
 
     def object(self, error: EvenloadError) -> None:
         """See `Comm.object`."""

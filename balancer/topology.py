@@ -9,17 +9,24 @@ import socket
 import torch.distributed as dist
 
 from evenload.balancer import compat
+from evenload.balancer.errors import RankLostError
 
 __all__ = ["node_ranks"]
 
 _log = logging.getLogger("evenload")
 
 
-def node_ranks() -> list[int]:
+def node_ranks(timeout_s: float = 300.0) -> list[int]:
     """Return the global ranks on this rank's node, ascending.
 
     Launchers that number ranks node by node say so in the environment (`LOCAL_RANK`, `LOCAL_WORLD_SIZE`); else ranks
     tell each other their host names through the job's store. Collective over the job in that case.
+
+    Args:
+        timeout_s: seconds after which a rank that does not tell counts as lost.
+
+    Raises:
+        RankLostError: a rank did not tell.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     local = (os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("RANK"))
@@ -29,6 +36,12 @@ def node_ranks() -> list[int]:
             return _warn_if_alone(list(range(first, first + count)), size)
     store = dist.PrefixStore("evenload/hosts", compat.default_store())
     store.set(str(rank), socket.gethostname())
+    if absent := compat.await_keys(store, [str(other) for other in range(size)], timeout_s, lambda: False):
+        msg = (
+            f"rank(s) {', '.join(absent)} did not come within {timeout_s:g} s; all ranks of the job begin to iterate "
+            "over a balanced loader together. Look for the first error in the ranks' logs, or pass group="
+        )
+        raise RankLostError(msg)
     hosts = [store.get(str(other)).decode() for other in range(size)]
     return _warn_if_alone([other for other in range(size) if hosts[other] == hosts[rank]], size)
 

@@ -65,7 +65,7 @@ def open_channels(group: Any, data_parallel_group: Any, *, streams: int, timeout
         return _channels(group.channel("loader"), world, streams)
     if not is_connected():
         return Channels(background=None, world=None, paths=())
-    ranks = node_ranks() if group is None else _members(group)
+    ranks = node_ranks(timeout_s) if group is None else _members(group)
     everyone = list(range(dist.get_world_size())) if data_parallel_group is None else _members(data_parallel_group)
     if dist.get_rank() not in ranks or not set(ranks) <= set(everyone):
         msg = (

@@ -239,12 +239,19 @@ class BalancedLoader:
             return self._alone(loader, bookmark)
         if self._protocol is None:
             self._protocol = self._make_protocol(background)
-        self._protocol.begin_epoch(self._epoch, bookmark.schemas)
-        self._epoch += 1
+        for comm in self._comms():
+            comm.check()  # what became of the pass before on other ranks
+        number, self._epoch = self._epoch, self._epoch + 1
+        self._protocol.begin_epoch(number, bookmark.schemas)
         raw = quiet(loader) if self._relocation is None else self._relocation.source_of(loader)
         source = Source(raw, bookmark=bookmark)
         self._running = Prefetcher(
-            self._protocol, source, depth=settings.prefetch, comms=self._comms(), timeout_s=settings.timeout_s
+            self._protocol,
+            source,
+            depth=settings.prefetch,
+            comms=self._comms(),
+            timeout_s=settings.timeout_s,
+            number=number,
         )
         return announced(
             loader, functools.partial(Balanced, self._running, self.metrics.append, source=source, bookmark=bookmark)
@@ -311,5 +318,7 @@ class BalancedLoader:
     def __enter__(self) -> BalancedLoader:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and self._running is not None and not isinstance(error, GeneratorExit):
+            self._running.fail(error)  # the others need not wait to learn that this rank is gone
         self.close()

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import traceback
 from collections import deque
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenload.balancer.errors import EvenloadError, SourceError, StateError
@@ -26,6 +27,7 @@ class _End:
 
 END = _End()
 _NOT_DRAWN = object()
+_LEAVE_S = 0.5  # what a worker that broke its connection off gets to be gone
 
 
 class Source:
@@ -192,9 +194,21 @@ class Source:
             raise
         except Exception as error:
             msg = f"the wrapped loader raised after {self.taken} batches: {type(error).__name__}: {error}"
+            if isinstance(error, (EOFError, ConnectionError)):
+                msg += _lost_workers(self._iterator)
             raise SourceError(msg) from error
         finally:
             self.is_drawing = False
+
+
+def _lost_workers(iterator: Any) -> str:
+    """Say which of a torch loader's workers died; what is raised then may be about a connection."""
+    workers = getattr(iterator, "_workers", ())
+    leaving = wait([worker.sentinel for worker in workers], timeout=_LEAVE_S)
+    for worker in workers:
+        worker.join(_LEAVE_S if worker.sentinel in leaving else 0.0)
+    lost = [f"{worker.pid} with exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None]
+    return f" (worker process {', '.join(lost)} ended; a negative code is a signal)" if lost else ""
 
 
 def _find_leak(stop: StopIteration) -> str | None:

@@ -1,5 +1,5 @@
 """Whole interpreters that leave in the middle of an epoch: `python endings.py FOLDER SCENARIO...` runs each scenario
-on two ranks and writes how they left to FOLDER/found.json.
+on two ranks, a few scenarios at a time, and writes how they left to FOLDER/found.json.
 
 The ranks are forked from one interpreter that has imported torch, and leave through all of Python's own teardown.
 """
@@ -25,6 +25,7 @@ from common import batch_of, batches, loader_of, use
 
 RANKS = 2
 LIMIT_S = 30.0
+AT_ONCE = 4  # scenarios: that many interpreters leave at one time without slowing each other down for seconds
 kept: list[Any] = []  # lives until the interpreter is taken down
 
 
@@ -125,31 +126,47 @@ class Run:
         while len(list(self.folder.glob("ready-*"))) < RANKS and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
+        (self.folder / "fault").touch()
         for pid in self.pids:
             os.killpg(pid, signal.SIGINT)  # the terminal sends it to the workers as well
 
-    def wait(self) -> dict[str, Any]:
-        codes = [wait(pid) for pid in self.pids]
-        return {"codes": codes, "errors": [(self.folder / f"stderr-{rank}").read_text() for rank in range(RANKS)]}
+    def found(self, ended: dict[int, tuple[int, float]]) -> dict[str, Any]:
+        """Return the ranks' exit codes, what they wrote, and after how many seconds from the fault they were gone."""
+        fault = self.folder / "fault"
+        began = fault.stat().st_mtime if fault.exists() else time.time()
+        return {
+            "codes": [ended[pid][0] for pid in self.pids],
+            "errors": [(self.folder / f"stderr-{rank}").read_text() for rank in range(RANKS)],
+            "seconds": [ended[pid][1] - began for pid in self.pids],
+        }
 
 
-def wait(pid: int) -> int:
-    """Return how a process ended; 1000 for one that did not, of which the stacks are in its errors."""
+def wait(pids: list[int]) -> dict[int, tuple[int, float]]:
+    """Return how and when processes ended; 1000 for those that did not, of which the stacks are in their errors."""
+    ended: dict[int, tuple[int, float]] = {}
     deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
+    while len(ended) < len(pids):
+        for pid in [pid for pid in pids if pid not in ended]:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended[pid] = os.waitstatus_to_exitcode(status), time.time()
+            elif time.monotonic() > deadline:
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.5)
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                ended[pid] = 1000, time.time()
         time.sleep(0.01)
-    os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.5)
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return 1000
+    return ended
 
 
 class LeaveError(Exception):
     """Carries a forked rank out of the parent's loop, to run the scenario at the top of the program."""
+
+
+def mark_fault() -> None:
+    """Note when the fault began; called right before it."""
+    Path("fault").touch()
 
 
 def fork(scenario: str, folder: Path, rank: int, port: int) -> int:
@@ -163,12 +180,15 @@ def fork(scenario: str, folder: Path, rank: int, port: int) -> int:
     raise LeaveError(scenario, rank)
 
 
-def main() -> None:
+def main(scenarios: dict[str, Any]) -> None:
     try:
-        runs = [Run(scenario, Path(sys.argv[1])) for scenario in sys.argv[2:]]
-        for run in runs:
-            run.interrupt()
-        found = {run.scenario: run.wait() for run in runs}
+        found = {}
+        for at in range(2, len(sys.argv), AT_ONCE):
+            runs = [Run(scenario, Path(sys.argv[1])) for scenario in sys.argv[at : at + AT_ONCE]]
+            for run in runs:
+                run.interrupt()
+            ended = wait([pid for run in runs for pid in run.pids])
+            found |= {run.scenario: run.found(ended) for run in runs}
         Path(sys.argv[1], "found.json").write_text(json.dumps(found))
         return
     except LeaveError as leave:
@@ -176,8 +196,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    globals()[scenario](rank)
+    scenarios[scenario](rank)
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())
