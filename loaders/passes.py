@@ -76,7 +76,6 @@ class Balanced:
 
     def _draw(self) -> None:
         began = time.perf_counter()
-        self._prefetcher.begin()
         window = self._prefetcher.get()
         if window is None:
             self._hand(functools.partial(self._bookmark.end, self._source.at_end()))

@@ -47,7 +47,7 @@ def _close_all() -> None:
 
 
 class Prefetcher:
-    """Windows of one epoch, prepared in the background from `begin` on.
+    """Windows of one epoch, prepared in the background from the first `get` on.
 
     Args:
         protocol: run on the background thread only.
@@ -89,7 +89,7 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._work, name="evenload-prefetch", daemon=True)
         self._thread.start()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Draw the first batch, in the caller's thread, and let the background go on from there. Idempotent."""
         if self._has_begun or self._is_stopping:
             return
@@ -105,6 +105,7 @@ class Prefetcher:
             EvenloadError: what the protocol raised, after all windows before it were returned; or what another rank
                 failed with, while this one's loader does not return; or that another rank left before this window.
         """
+        self._begin()
         outcome = None if self._has_ended else self._await()
         if isinstance(outcome, EvenloadError):
             self._ready.put(_copy(outcome))  # for those who ask once more

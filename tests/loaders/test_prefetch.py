@@ -48,7 +48,7 @@ class Script:
 def start(script: Any, *, depth: int = 2, source: Source | None = None) -> tuple[Prefetcher, Any]:
     (comm,) = LocalWorld(1).comms()
     prefetcher = Prefetcher(script, source or Source([]), depth=depth, comms=[comm], timeout_s=1.0)
-    prefetcher.begin()
+    prefetcher._begin()
     return prefetcher, comm
 
 
@@ -154,7 +154,7 @@ def test_where_nobody_lets_it_go_the_channels_end(monkeypatch: pytest.MonkeyPatc
             return mine.all_gather(np.zeros(1, dtype=np.int64))
 
     prefetcher = Prefetcher(Collective(), Source([]), depth=2, comms=[mine], timeout_s=20)  # type: ignore[arg-type]
-    prefetcher.begin()
+    prefetcher._begin()
     began = time.monotonic()
     assert not prefetcher.close()
     assert time.monotonic() - began < 3
