@@ -49,6 +49,7 @@ _INJECTED = ("image", "video")  # what mm_encoder_outputs may name
 _ROWS = ("pooler_output", "deepstack_features")  # what a model reads of an encoder's output
 _UNREAD = ("last_hidden_state", "hidden_states", "attentions")  # one entry a patch or layer: of no use at home
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # DDP, torch.compile, FSDP1
+_hooks: weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 _with_tickets: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have trained on tickets
 
 
@@ -83,12 +84,13 @@ def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHa
             `torch.compile` around it.
         loader: the loader whose batches the model will get. Its ranks without items then encode a phantom, which
             encoders that cannot run on nothing need; without the loader give the adapter `phantom=True` yourself.
+            For further loaders, of evaluation say, call `balance` once more: the model keeps its one hook.
 
     Returns:
-        A handle with `remove()`.
+        A handle with `remove()`, which takes the hook out whichever call put it in.
 
     Raises:
-        ItemError: a model that encodes no images, videos or audio, or one that is balanced already.
+        ItemError: a model that encodes no images, videos or audio.
     """
     root = _unwrap(model)
     if not any(_owners(root, f"get_{modality}_features") for modality in _MODALITIES.values()):
@@ -97,16 +99,15 @@ def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHa
             f"{type(root).__qualname__}; use evenload.wrap_encoder on its encoder instead"
         )
         raise ItemError(msg)
-    if _encode_tickets in root._forward_pre_hooks.values():  # noqa: SLF001 - torch has no public way to ask
-        msg = f"a model is balanced once, found {type(root).__qualname__} with the hook; call remove() on its handle"
-        raise ItemError(msg)
     if loader is not None:
         loader.use_phantoms()
     teach_skipping()
-    return BalanceHandle(
-        root.register_forward_pre_hook(_encode_tickets, with_kwargs=True),
-        root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True),
-    )
+    if _encode_tickets not in root._forward_pre_hooks.values():  # noqa: SLF001 - torch has no public way to ask
+        _hooks[root] = (
+            root.register_forward_pre_hook(_encode_tickets, with_kwargs=True),
+            root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True),
+        )
+    return BalanceHandle(*_hooks.get(root, ()))
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

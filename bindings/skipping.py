@@ -46,7 +46,7 @@ def _taught(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         if isinstance(dataloader, (BalancedLoader, PassesOver)):
-            return dataloader.over(original(dataloader.wrapped, num_batches))
+            return dataloader.over(original(dataloader.wrapped, num_batches), skipped=num_batches)
         return original(dataloader, num_batches)
 
     skip_first_batches.skips_in_others = original  # type: ignore[attr-defined]

@@ -208,9 +208,9 @@ class BalancedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over the data; one that is still under way ends. All ranks begin together."""
-        return self._begin(self._loader)
+        return self._begin(self._loader, 0)
 
-    def over(self, source: Iterable[Any]) -> PassesOver:
+    def over(self, source: Iterable[Any], *, skipped: int = 0) -> PassesOver:
         """Return what balances another source with the settings, channels and metrics of this loader.
 
         For loaders that frameworks make anew: `loader.over(skip_first_batches(dataloader, 100))`. A pass over the one
@@ -218,10 +218,11 @@ class BalancedLoader:
 
         Args:
             source: an iterable of batches of the same kind.
+            skipped: batches of an epoch that it leaves out: windows go on where they would be without that.
         """
-        return PassesOver(self, source, self._begin)
+        return PassesOver(self, source, skipped, self._begin)
 
-    def _begin(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def _begin(self, loader: Iterable[Any], skipped: int) -> Iterator[Any]:
         if self._closed:
             msg = "the loader was closed; build another one"
             raise ClosedError(msg)
@@ -244,7 +245,7 @@ class BalancedLoader:
         number, self._epoch = self._epoch, self._epoch + 1
         self._protocol.begin_epoch(number, bookmark.schemas)
         raw = quiet(loader) if self._relocation is None else self._relocation.source_of(loader)
-        source = Source(raw, bookmark=bookmark)
+        source = Source(raw, bookmark=bookmark, skipped=skipped)
         self._running = Prefetcher(
             self._protocol,
             source,

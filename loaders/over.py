@@ -44,15 +44,20 @@ class PassesOver:
     """
 
     def __init__(
-        self, loader: BalancedLoader, source: Iterable[Any], begin: Callable[[Iterable[Any]], Iterator[Any]]
+        self,
+        loader: BalancedLoader,
+        source: Iterable[Any],
+        skipped: int,
+        begin: Callable[[Iterable[Any], int], Iterator[Any]],
     ) -> None:
         self._loader = loader
+        self._skipped = skipped
         self._begin = begin
         self.wrapped = source
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over the source; one that is still under way ends. All ranks begin together."""
-        return self._begin(self.wrapped)
+        return self._begin(self.wrapped, self._skipped)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the source which epoch comes next; see `BalancedLoader.set_epoch`. Call it between passes."""

@@ -51,6 +51,10 @@ class Settings:
     timeout_s: float
 
     def __post_init__(self) -> None:
+        for name in ("window", "prefetch"):
+            if not isinstance(getattr(self, name), int):
+                msg = f"{name} is a whole number, found {getattr(self, name)!r}"
+                raise ItemError(msg)
         if self.on_uneven not in ON_UNEVEN:
             msg = f"on_uneven is one of {', '.join(ON_UNEVEN)}; found {self.on_uneven!r}"
             raise ItemError(msg)
@@ -76,6 +80,10 @@ def as_adapters(items: Adapter | Sequence[Adapter]) -> tuple[Adapter, ...]:
         ItemError: none, too many, or two for one key.
     """
     adapters = tuple(items) if isinstance(items, (list, tuple)) else (items,)
+    wrong = [one for one in adapters if not hasattr(one, "find")]
+    if wrong:
+        msg = f"items is an adapter, such as packed_images(...), or several of them; found {wrong[0]!r:.80}"
+        raise ItemError(msg)
     keys = [adapter.key for adapter in adapters]
     if not 1 <= len(adapters) <= MAX_STREAMS or len(set(keys)) < len(keys):
         msg = f"items is 1 to {MAX_STREAMS} adapters with different keys, found {len(adapters)} with keys {keys}"
@@ -94,6 +102,11 @@ def as_costs(cost: CostModel | Mapping[Any, CostModel], adapters: Sequence[Adapt
     Raises:
         ItemError: one is missing.
     """
+    costs: Mapping[Any, Any] = cost if isinstance(cost, Mapping) else {adapters[0].key: cost}
+    wrong = [one for one in costs.values() if not callable(one)]
+    if wrong:
+        msg = f"a cost model is a function of lengths and segments, such as ViTCost(...); found {wrong[0]!r:.80}"
+        raise ItemError(msg)
     if not isinstance(cost, Mapping):
         if len(adapters) > 1:
             msg = f"cost is a mapping from each of {[a.key for a in adapters]} to its model, found {cost!r:.80}"

@@ -39,6 +39,7 @@ class Source:
     Args:
         loader: any iterable of batches.
         bookmark: where the pass begins; by default at the loader's own beginning.
+        skipped: batches that somebody else left out before.
 
     Attributes:
         taken: batches drawn so far.
@@ -47,7 +48,7 @@ class Source:
             `prime`, its `handed` tells how much of a window was handed out before this pass.
     """
 
-    def __init__(self, loader: Iterable[Any], *, bookmark: Bookmark | None = None) -> None:
+    def __init__(self, loader: Iterable[Any], *, bookmark: Bookmark | None = None, skipped: int = 0) -> None:
         self._loader: Any = loader
         self._bookmark = bookmark or Bookmark()
         self._iterator: Iterator[Any] | None = None
@@ -60,6 +61,7 @@ class Source:
         self.place: Place | None = None
         self._before: Place | None = None  # the place at the start of the window drawn last
         self._marked_at = self._drawn = 0
+        self._skipped = skipped
 
     def prime(self) -> None:
         """Begin, and draw the first batch now; what goes wrong is raised by the first `next`. Idempotent."""
@@ -144,7 +146,8 @@ class Source:
 
     def left_of(self, window: int) -> int:
         """Return how many batches of a window of `window` are still to come: a pass may begin, or go on, within one."""
-        return window if self.place is None else window - self.place.handed % window
+        skipped, self._skipped = self._skipped, 0
+        return window - (skipped if self.place is None else self.place.handed) % window
 
     def places(self, count: int) -> tuple[Place | None, ...]:
         """Return the place after each of `count` batches of the window drawn last; those behind its own are empty."""

@@ -203,8 +203,9 @@ class Ticket:
             msg = (
                 f"{self._where()}restore takes one row for each row that the items yield: {len(counts)} items with "
                 f"{int(counts.sum())} rows, found {list(packed.shape)}. Pass the encoder's output for exactly "
-                "ticket.inputs, and check the adapter's rule for rows. A list or tuple means several outputs of the "
-                "encoder: one tensor for each item is concatenated before, and split by ticket.home_rows after"
+                "ticket.inputs, and check the adapter's rule for rows (`merge` of packed_images, `rows` of others). A "
+                "list or tuple means several outputs of the encoder: one tensor for each item is concatenated before, "
+                "and split by ticket.home_rows after"
             )
             raise TicketError(msg)
         return packed
@@ -246,8 +247,9 @@ class Ticket:
     def _refuse(self, use: str) -> NoReturn:
         msg = (
             f"the batch holds a ticket under {self._adapter.key!r}, and code that does not know tickets tried {use}. "
-            "Encode with `rows = encoder(**ticket.inputs)` and bring the rows home with `ticket.restore(rows)`; "
-            "BalancedLoader(..., balance=False) balances nothing but hands out tickets all the same"
+            "A Hugging Face model learns to take it by `evenload.hf.balance(model, loader)`, for its forward; generate "
+            "on batches of a plain loader. Your own code encodes with `rows = encoder(**ticket.inputs)` and brings the "
+            "rows home with `ticket.restore(rows)`. BalancedLoader(..., balance=False) hands out tickets all the same"
         )
         raise TicketError(msg)
 

@@ -107,3 +107,11 @@ def test_a_bare_import_is_refused(folder: str) -> None:
     done = run(f"import {folder}")
     assert done.returncode == 1
     assert f"ImportError: this folder is imported as evenload.{folder}, found {folder}" in done.stderr
+
+
+def test_hugging_face_bindings_can_be_imported_by_their_short_name() -> None:
+    code = (
+        "import sys; from evenload.hf import balance; import evenload.hf; "
+        "assert evenload.hf is sys.modules['evenload.bindings.hf'] and evenload.hf.balance is balance"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,7 +23,7 @@ NOT_COPIED = shutil.ignore_patterns(
 def expected_files() -> set[str]:
     """The package as the working tree has it, by the names it is imported under."""
     modules = {f"evenload/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    return modules | {"evenload/__init__.py", "evenload/py.typed"}
+    return modules | {"evenload/__init__.py", "evenload/hf.py", "evenload/py.typed"}
 
 
 @pytest.fixture(scope="module")

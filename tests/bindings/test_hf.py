@@ -260,10 +260,20 @@ def test_phantoms_are_asked_for_in_time() -> None:
 def test_what_cannot_be_balanced() -> None:
     with pytest.raises(ItemError, match=r"found Linear; use evenload\.wrap_encoder"):
         evenload.hf.balance(nn.Linear(1, 1))
+
+
+def test_balancing_once_more_is_for_another_loader() -> None:
+    """The model keeps its one hook, and any of the handles takes it out."""
     model = models.build("llava")
+    handles = [evenload.hf.balance(one) for one in (model, torch.compile(model, backend="eager"))]
+    loader = models.balanced("llava", models.raw_batches("llava", 0))
+    handles.append(evenload.hf.balance(model, loader))
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    assert loader._settings.adapters[0].phantom
+    handles[1].remove()
+    assert not model._forward_pre_hooks
     evenload.hf.balance(model)
-    with pytest.raises(ItemError, match="balanced once"):
-        evenload.hf.balance(torch.compile(model, backend="eager"))
+    assert len(model._forward_pre_hooks) == 1
 
 
 def test_outputs_that_nobody_knows_are_refused() -> None:

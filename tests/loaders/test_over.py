@@ -101,3 +101,21 @@ def test_a_ticket_is_no_collection(on_ranks: OnRanks) -> None:
         return found
 
     assert on_ranks([Counting(rank, range(2)) for rank in range(2)], work, items=packed("x", "n")) == [[False] * 2] * 2
+
+
+@pytest.mark.parametrize("skipped", range(5))
+def test_windows_go_on_where_they_would_be_without_skipping(on_ranks: OnRanks, skipped: int) -> None:
+    """So that a window still lies within one optimizer step, wherever an epoch is resumed."""
+
+    def work(loader: BalancedLoader, comm: LocalComm) -> list[int]:
+        rest = loader.over(Counting(comm.rank, range(skipped, 7)), skipped=skipped)
+        for _epoch in range(2):
+            begins = []
+            for batch in rest:
+                batch["x"].restore(batch["x"].inputs["x"])
+                begins += [] if batch["x"].is_encoded else [batch["at"]]
+        return begins
+
+    sources = [Counting(rank, range(7)) for rank in range(2)]
+    expected = sorted({skipped, *(at for at in (0, 3, 6) if at > skipped)})
+    assert on_ranks(sources, work, items=packed("x", "n"), window=3) == [expected] * 2
