@@ -47,7 +47,7 @@ _opened: dict[str, itertools.count[int]] = {}
 @atexit.register
 def _close_open() -> None:
     """Let go of what still waits for others: a backend would keep the process until its timeout."""
-    why = leaving.reason()
+    why = leaving.begin_exit()
     for comm in list(_open):
         if why is not None:
             comm.post(leaving.as_error(f"rank {comm.ranks[comm.rank]}", why))

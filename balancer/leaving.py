@@ -11,7 +11,9 @@ from evenload.balancer.errors import EvenloadError, RankLostError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["as_error", "end", "keep_for_ever", "reason"]
+__all__ = ["as_error", "begin_exit", "end", "keep_for_ever", "reason"]
+
+_is_exiting = False
 
 
 def reason() -> BaseException | None:
@@ -20,6 +22,13 @@ def reason() -> BaseException | None:
     if hasattr(sys, "ps1") or isinstance(found, EvenloadError):  # an interactive session goes on after exceptions
         return None
     return found if isinstance(found, BaseException) else None
+
+
+def begin_exit() -> BaseException | None:
+    """Note that the interpreter ends, in an exit handler; returns `reason()`."""
+    global _is_exiting  # noqa: PLW0603 - an interpreter ends once
+    _is_exiting = True
+    return reason()
 
 
 def as_error(name: str, why: BaseException) -> EvenloadError:
@@ -34,10 +43,11 @@ def end(backends: Sequence[Any], *, may_block: bool) -> None:
     Args:
         backends: of which nothing is used any more.
         may_block: a peer died. Children that it has left keep its connections open, and a destructor waits for these.
+            It also waits for operations that peers have not begun, which at the end of the interpreter they may never.
     """
     for backend in backends:
         backend.abort()
-    if may_block:
+    if may_block or _is_exiting:
         keep_for_ever(backends)
 
 

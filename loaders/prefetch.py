@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_alive.clear)  # threads stay with the parent
 @atexit.register
 def _close_all() -> None:
     """End threads in the regular way before the interpreter goes, which would end them in the middle of a call."""
-    left, why = _alive.copy(), leaving.reason()
+    left, why = _alive.copy(), leaving.begin_exit()
     for prefetcher in left:
         if why is not None:
             prefetcher.fail(why)
