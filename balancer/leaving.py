@@ -26,7 +26,7 @@ def reason() -> BaseException | None:
 
 def begin_exit() -> BaseException | None:
     """Note that the interpreter ends, in an exit handler; returns `reason()`."""
-    global _is_exiting  # noqa: PLW0603 - an interpreter ends once
+    global _is_exiting
     _is_exiting = True
     return reason()
 
