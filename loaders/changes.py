@@ -11,10 +11,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -33,11 +33,15 @@ class ParameterWatch:
         rows: have their history.
         encoder: a module around those that made the rows, whose sharded parameters count as theirs. Where it is not
             known, any step of an optimizer of sharded parameters counts.
+        before_step: called before an optimizer steps the parameters, while its owner lives; what it raises stops that.
     """
 
-    def __init__(self, rows: Iterable[Tensor], encoder: nn.Module | None) -> None:
+    def __init__(
+        self, rows: Iterable[Tensor], encoder: nn.Module | None, *, before_step: Callable[[], Callable[[], None] | None]
+    ) -> None:
         self._versions = [(leaf, leaf._version) for leaf in _leaves(rows)]  # noqa: SLF001 - what autograd compares
         self._encoder = encoder
+        self._before_step = before_step
         self._has_stepped = False
         _watches.add(weakref.ref(self, _watches.discard))
         _listen()
@@ -52,24 +56,30 @@ class ParameterWatch:
         return None
 
     def note(self, optimizer: Optimizer) -> None:
-        """Take note of a step of `optimizer`."""
+        """Take note that `optimizer` is about to step."""
+        if not self._is_stepped_by(optimizer):
+            return
+        if (before_step := self._before_step()) is not None:
+            before_step()
+        self._has_stepped = True
+
+    def _is_stepped_by(self, optimizer: Optimizer) -> bool:
         stepped = [one for group in optimizer.param_groups for one in group["params"]]
         mine = {id(leaf) for leaf, _ in self._versions}
         if any(id(one) in mine for one in stepped):
-            self._has_stepped = True
-            return
+            return True
         sharded = [one for one in stepped if isinstance(one, DTensor)]
         if sharded and self._encoder is not None:
             mine = {id(one) for one in self._encoder.parameters()}
             sharded = [one for one in sharded if id(one) in mine]
-        self._has_stepped |= bool(sharded)
+        return bool(sharded)
 
 
 def _listen() -> None:
     global _is_listening
     with _lock:
         if not _is_listening:
-            register_optimizer_step_post_hook(_tell)
+            register_optimizer_step_pre_hook(_tell)
             _is_listening = True
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from evenload.balancer.compat import active_ddp
-from evenload.balancer.errors import MismatchError, TicketError
+from evenload.balancer.errors import MismatchError
 from evenload.balancer.metadata import digest, gather_texts
 from evenload.balancer.reshard import return_home
-from evenload.loaders.changes import ParameterWatch
 from evenload.loaders.lent import Lent
+from evenload.loaders.rules import WindowRules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +43,7 @@ class ReturnPath:
     control: Comm
     agreed: dict[int, str] = field(default_factory=dict)
     has_warned: bool = False
+    has_lamented: bool = False
 
     def agree(self, rows: Tensor, output: int, outputs: int) -> None:
         """Check that all ranks return the same kind of rows. Collective where this kind is not that of the last time.
@@ -109,7 +109,10 @@ class WindowReturn:
     home_rows: tuple[npt.NDArray[np.int64], ...]
     memo: dict[str, Any] = field(default_factory=dict)
     _calls: list[_Call] = field(default_factory=list)
-    _watch: ParameterWatch | None = None
+    _rules: WindowRules = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rules = WindowRules(self.path, len(self.home_rows))
 
     @property
     def micro_batches(self) -> int:
@@ -129,64 +132,33 @@ class WindowReturn:
     def lend(self, home: Sequence[Tensor], template: Any, encoder: nn.Module | None) -> None:
         """Keep rows for the micro-batches of this window."""
         if torch.is_grad_enabled() and any(one.requires_grad for one in home):
-            self._check_wrapper(0)
-            self._watch = self._watch or ParameterWatch(home, encoder)
+            self._rules.check_wrapper(0)
+            self._rules.watch(home, encoder)
         ends = tuple(np.cumsum([rows.sum() for rows in self.home_rows]).tolist())
-        lents = [Lent(whole=one, ends=ends, refuse=self.refuse, check=self._check) for one in home]
+        lents = [Lent(one, ends, self._rules) for one in home]
         self._calls.append(_Call(lents=lents, template=template))
 
     def take(self, number: int, call: int, anchors: Sequence[Tensor] | None) -> tuple[list[Tensor], Any]:
         """Return a micro-batch's rows of the `call`th `restore`, and the form in which they were encoded."""
         if call >= len(self._calls):
-            self.refuse(
+            self._rules.refuse(
                 f"the first micro-batch of a window encodes for all, and each is restored once and in order; found "
                 f"{self.key!r} of micro-batch {number + 1} of {self.micro_batches} restored after {len(self._calls)} "
                 "restore(s) of the first. Use every batch of the loader"
             )
         found = self._calls[call]
         if anchors is not None and len(anchors) != len(found.lents):
-            self.refuse(
+            self._rules.refuse(
                 f"all micro-batches of a window restore the same outputs of the encoder, found {len(anchors)} in "
                 f"micro-batch {number + 1} and {len(found.lents)} in the first"
             )
-        if self._watch is not None and torch.is_grad_enabled():
-            self._check()
-            self._check_wrapper(number)
+        if self._rules.is_watching and torch.is_grad_enabled():
+            self._rules.check()
+            self._rules.check_wrapper(number)
         given: Sequence[Tensor | None] = anchors or [None] * len(found.lents)
-        return [one.share(number, anchor) for one, anchor in zip(found.lents, given, strict=True)], found.template
-
-    def _check(self) -> None:
-        change = None if self._watch is None else self._watch.change()
-        if change is not None:
-            self.refuse(
-                f"the {self.micro_batches} micro-batches of a window share one pass through the encoder, so its "
-                f"parameters stay until the last one's backward; found that {change} before. Let the loader's window "
-                "divide the accumulation steps, and step after the last micro-batch of a window"
-            )
-
-    def _check_wrapper(self, number: int) -> None:
-        """Refuse what DDP would answer with an internal error, or with gradients that are not reduced."""
-        ddp = active_ddp()
-        if ddp is None:
-            return
-        if ddp.static_graph:
-            self.refuse(
-                "with static_graph=True, DDP expects the same graph in every backward; in a window of "
-                f"{self.micro_batches} micro-batches only the last reaches the encoder. Use static_graph=False, or "
-                "window=1 in the loader"
-            )
-        if number < self.micro_batches - 1 and ddp.require_backward_grad_sync and not ddp.find_unused_parameters:
-            self.refuse(
-                f"DDP reduces gradients where all parameters have one; in a window only the last micro-batch reaches "
-                f"the encoder, found micro-batch {number + 1} of {self.micro_batches} reducing. Run all but the last "
-                "under model.no_sync(), or use find_unused_parameters=True"
-            )
-
-    def refuse(self, text: str) -> NoReturn:
-        """Raise here, and on the ranks that wait for this one."""
-        error = TicketError(f"rank {self.path.comm.ranks[self.path.comm.rank]}: {text}")
-        self.path.comm.post(error)
-        raise error
+        pairs = zip(found.lents, given, strict=True)
+        is_taken = anchors is None and number > 0
+        return [one.share(number, anchor, is_taken=is_taken) for one, anchor in pairs], found.template
 
 
 class Part:

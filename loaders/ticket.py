@@ -286,8 +286,8 @@ class Ticket:
 
 
 def _without_rows(rows: Any) -> Any:
-    """Return the encoder's output without its contents, for its form."""
+    """Return the encoder's output without its contents, for its form; a view would keep the contents in memory."""
     if isinstance(rows, torch.Tensor):
-        return rows.detach()[:0]
-    empty = [one.detach()[:0] for one in rows]
+        return rows.new_empty((0, *rows.shape[1:]))
+    empty = [one.new_empty((0, *one.shape[1:])) for one in rows]
     return rows._make(empty) if hasattr(rows, "_make") else type(rows)(empty)

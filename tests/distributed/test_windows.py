@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 REFUSED = {
     "static_graph": "with static_graph=True, DDP expects the same graph in every backward",
     "reducing_too_early": "found micro-batch 1 of 2 reducing. Run all but the last under model.no_sync()",
-    "step_under_fsdp": "found that an optimizer stepped before",
-    "step_of_the_tower_only": "found that an optimizer stepped before",
+    "step_under_fsdp": "found its optimizer to step when earlier ones of 2 have run backward",
+    "step_of_the_tower_only": "found its optimizer to step when",
 }
 
 

@@ -205,6 +205,28 @@ def step_before_the_last_backward(run: _Run) -> None:
     loss.backward()
 
 
+def step_before_any_backward(run: _Run) -> None:
+    first = run.loss()
+    run.optimizer.step()
+    first.backward()
+    run.loss().backward()
+
+
+def step_without_the_last_backward(run: _Run) -> None:
+    run.loss().backward()
+    loss = run.loss()
+    assert torch.isfinite(loss)  # the program that finds it is not, and skips it
+    run.optimizer.step()
+
+
+def step_with_the_last_under_no_grad(run: _Run) -> None:
+    run.loss().backward()
+    batch = next(run.batches)
+    with torch.no_grad():
+        batch["x"].restore(run.encoder(batch["x"].inputs["x"]))
+    run.optimizer.step()
+
+
 def changed_by_hand(run: _Run) -> None:
     run.loss().backward()
     with torch.no_grad():
@@ -218,8 +240,11 @@ WRONG = {
     last_one_twice: "found that of the last of 2 a second time",
     skipped_backward: r"before that of micro-batch\(es\) \[1\]. Take a loss of zero",
     skipped_first: r"micro-batch 2 of 2 restored after 0 restore\(s\) of the first",
-    step_before_the_last: "found that an optimizer stepped before. Let the loader's window divide the accumulation",
-    step_before_the_last_backward: "found that an optimizer stepped before",
+    step_before_the_last: "found its optimizer to step when .* the last has not. Let the loader's window divide",
+    step_before_the_last_backward: "earlier ones of 2 have run backward and the last has not",
+    step_before_any_backward: "found that an optimizer stepped before. Let the loader's window divide the accumulation",
+    step_without_the_last_backward: "the last has not.*take a loss of zero through backward",
+    step_with_the_last_under_no_grad: "the last has not",
     changed_by_hand: r"found that a parameter of shape \[3, 3\] was changed before",
 }
 
