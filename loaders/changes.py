@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +56,7 @@ class ParameterWatch:
         return None
 
     def note(self, optimizer: Optimizer) -> None:
-        """Take note that `optimizer` is about to step."""
+        """Take note that `optimizer` is about to step, or has called the closure of its step."""
         if not self._is_stepped_by(optimizer):
             return
         if (before_step := self._before_step()) is not None:
@@ -79,11 +79,27 @@ def _listen() -> None:
     global _is_listening
     with _lock:
         if not _is_listening:
-            register_optimizer_step_pre_hook(_tell)
+            register_optimizer_step_pre_hook(_before)
+            register_optimizer_step_post_hook(_after)
             _is_listening = True
 
 
-def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not _has_closure(args, kwargs):
+        _tell(optimizer)
+
+
+def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _has_closure(args, kwargs):
+        _tell(optimizer)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step runs forward and backward itself, before it changes anything."""
+    return any(callable(one) for one in (*args, *kwargs.values()))
+
+
+def _tell(optimizer: Optimizer) -> None:
     for reference in tuple(_watches):
         if (watch := reference()) is not None:
             watch.note(optimizer)

@@ -227,6 +227,30 @@ def test_every_encoder_of_the_items_is_watched(on_ranks: Any) -> None:
         on_ranks([batches(0), batches(1)], use, items=ADAPTERS[0], window=2)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_runs_the_last_micro_batch_within_the_step(on_ranks: Any, by_name: bool) -> None:
+    """As Lightning accumulates gradients."""
+
+    def use(loader: BalancedLoader, comm: LocalComm) -> None:
+        model, coming = Model(), iter(loader)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure() -> Tensor:
+            loss = model.loss(restored(model, next(coming), "x"), 0)
+            loss.backward()
+            return loss
+
+        for _ in range(COUNT // 3 - 1):
+            closure()
+            closure()
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        closure()
+        with pytest.raises(TicketError, match="found its optimizer to step"):
+            optimizer.step(closure)
+
+    on_ranks([batches(0), batches(1)], use, items=ADAPTERS[0], window=3)
+
+
 def test_nothing_of_a_window_waits_for_the_garbage_collection(on_ranks: Any) -> None:
     """Long runs turn it off; the rows of a window hold the encoder's activations."""
 
