@@ -56,7 +56,27 @@ class Place:
         try:
             return cls(loader=copy.deepcopy(loader.state_dict()), exhausted=exhausted)
         except Exception as error:
-            return cls(fault=error, exhausted=exhausted)
+            return cls(fault=_without_frames(error), exhausted=exhausted)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return `error` without the frames that it passed: a place lives on, and they hold the pass and its batches."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            todo += [one.__cause__, one.__context__]
+    return error
+
+
+def _copy_of(error: Exception) -> Exception:
+    try:
+        return copy.copy(error)
+    except Exception:  # an exception class may be built in any way
+        return error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +142,7 @@ class Keeper:
             return copy.deepcopy(self._loaded)
         place = self._bookmark.place or Place.of(self._loader)
         if place.fault is not None:
-            raise place.fault
+            raise _copy_of(place.fault)  # what is raised holds its caller's frames
         rank, ranks = own_rank(*self._settings.groups)
         return {
             "version": _VERSION,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -253,6 +255,36 @@ def test_a_state_that_cannot_be_had_disturbs_nobody() -> None:
     assert len(list(loader)) == 1
     with pytest.raises(NotImplementedError, match="no such thing"):
         loader.state_dict()
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_state_that_cannot_be_had_holds_no_pass(on_ranks: Any, window: int) -> None:
+    """As of any loader that Accelerate prepared: it has the methods, and no state unless it was asked to keep one."""
+
+    class Broken(list[Any]):
+        def state_dict(self) -> Any:
+            return self.missing  # type: ignore[attr-defined]
+
+        def load_state_dict(self, state: Any) -> None:
+            raise NotImplementedError
+
+    def work(loader: BalancedLoader, comm: LocalComm) -> list[Any]:
+        held = []
+        for _ in range(2):
+            passed = iter(loader)
+            held.append(weakref.ref(passed))
+            next(passed)
+            del passed
+            with pytest.raises(AttributeError, match="missing"):
+                loader.state_dict()
+        return [one() for one in held]
+
+    gc.disable()
+    try:
+        loaders = [Broken({"x": torch.ones(1, 1), "n": torch.tensor([1])} for _ in range(4)) for _ in range(2)]
+        assert on_ranks(loaders, work, items=ITEMS, window=window) == [[None, None]] * 2
+    finally:
+        gc.enable()
 
 
 class Careless:
