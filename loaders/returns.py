@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from evenload.balancer.errors import MismatchError
+from evenload.balancer.errors import EvenloadError, MismatchError, TicketError
 from evenload.balancer.metadata import digest, gather_texts
 from evenload.balancer.reshard import return_home
 from evenload.loaders.lent import Lent
 from evenload.loaders.rules import WindowRules
+from evenload.loaders.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,7 @@ class ReturnPath:
     agreed: dict[int, str] = field(default_factory=dict)
     has_warned: bool = False
     has_lamented: bool = False
+    turns: Turns = field(default_factory=Turns)
 
     def agree(self, rows: Tensor, output: int, outputs: int) -> None:
         """Check that all ranks return the same kind of rows. Collective where this kind is not that of the last time.
@@ -63,10 +65,8 @@ class ReturnPath:
             return
         rank = self.comm.ranks[self.comm.rank]
         msg = f"rank {rank} restores {kind}, while others restore {self.agreed.get(output, 'none')}"
-        self.comm.object(MismatchError(f"{msg}. All ranks restore rows of one dtype and shape in a step"))
-        digests = self.control.all_gather(np.array([digest(kind)]))
-        self.comm.withdraw()
-        self.control.all_gather(np.zeros(1, dtype=np.int64))  # nobody goes on while an objection stands
+        objection = MismatchError(f"{msg}. All ranks restore rows of one dtype and shape in a step")
+        digests = self._compare(digest(kind), objection)
         if (digests == digests[0]).all():
             self.agreed[output] = kind
             return
@@ -77,6 +77,29 @@ class ReturnPath:
             "Call the encoder on every rank, also where ticket.inputs is empty"
         )
         raise MismatchError(msg)
+
+    def take_turn(self) -> None:
+        """Check that all ranks are about to bring rows home. Collective where a backward of earlier rows is still due.
+
+        Raises:
+            TicketError: others run the backward of rows whose backward was left out here.
+        """
+        if not self.turns.is_owed:
+            return
+        rank = self.comm.ranks[self.comm.rank]
+        msg = (
+            f"rank {rank} restores rows when others run the backward of the ones before. All ranks run backward "
+            "for the same batches: take a loss of zero through backward instead of skipping it"
+        )
+        self._compare(0, TicketError(msg))
+
+    def _compare(self, value: int, objection: EvenloadError) -> npt.NDArray[np.int64]:
+        """Gather a number of each rank; one that is elsewhere meets `objection` in the channel of the rows."""
+        self.comm.object(objection)
+        values = self.control.all_gather(np.array([value]))
+        self.comm.withdraw()
+        self.control.all_gather(np.zeros(1, dtype=np.int64))  # nobody goes on while an objection stands
+        return values
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,10 +146,13 @@ class WindowReturn:
         """Return `rows`, as this rank encoded them, for all micro-batches. Collective."""
         if not self.route.moves:
             return list(rows)
+        self.path.take_turn()
         home = []
         for output, one in enumerate(rows):
             self.path.agree(one, output, len(rows))
             home.append(return_home(one, self.route, self.path.comm))
+        for one in home:
+            self.path.turns.add(one)
         return home
 
     def lend(self, home: Sequence[Tensor], template: Any, encoder: nn.Module | None) -> None:
