@@ -194,7 +194,7 @@ def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any])
     """Encode this rank's share and return the model's own form of output, with the rows of the home items."""
     method = f"get_{_MODALITIES[ticket.key]}_features"
     if ticket.is_encoded:
-        return _in_output(ticket.memo[method], take_together(ticket), ticket)
+        return _in_output(ticket.memo[method, id(module)], take_together(ticket, encoder=module), ticket)
     try:
         output = _encode(module, method, ticket, kwargs)
         main, levels = _row_fields(output, method)
@@ -202,7 +202,7 @@ def _encode_home_rows(module: nn.Module, ticket: Ticket, kwargs: dict[str, Any])
     except Exception as error:
         ticket.fail(error)
         raise
-    form = ticket.memo[method] = _Form(
+    form = ticket.memo[method, id(module)] = _Form(
         record=type(output) if is_record(output) else None,
         rows=tuple(type(value) for value in (main, *levels)),
         is_last_state=is_record(output) and output.get("last_hidden_state") is main,

@@ -76,17 +76,21 @@ def restore_together(ticket: Ticket, outputs: Sequence[Tensor], *, encoder: nn.M
     is_uniform = all((one.dim(), one.dtype, len(one)) == (2, first.dtype, len(first)) for one in outputs)
     if len(outputs) == 1 or not is_uniform:
         return list(ticket.restore(list(outputs), encoder=encoder))
-    widths = ticket.memo[_WIDTHS] = [one.shape[1] for one in outputs]
+    widths = ticket.memo[_WIDTHS, id(encoder)] = [one.shape[1] for one in outputs]
     return list(torch.split(ticket.restore(torch.cat(list(outputs), dim=1), encoder=encoder), widths, dim=1))
 
 
-def take_together(ticket: Ticket) -> list[Tensor]:
+def take_together(ticket: Ticket, *, encoder: nn.Module) -> list[Tensor]:
     """Return what `restore_together` would, in a micro-batch that an earlier one encoded for.
+
+    Args:
+        ticket: of the later micro-batch.
+        encoder: as for `restore_together`; several models may encode one ticket.
 
     Raises:
         TicketError: micro-batches are used out of order, or parameters changed within the window.
     """
     home = ticket.take()
     if isinstance(home, torch.Tensor):
-        return list(torch.split(home, ticket.memo[_WIDTHS], dim=1))
+        return list(torch.split(home, ticket.memo[_WIDTHS, id(encoder)], dim=1))
     return list(home)

@@ -130,7 +130,7 @@ class WindowReturn:
     route: Route
     path: ReturnPath
     home_rows: tuple[npt.NDArray[np.int64], ...]
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
     _calls: list[_Call] = field(default_factory=list)
     _rules: WindowRules = field(init=False)
 

@@ -103,7 +103,7 @@ class Ticket:
         return self._part is not None and self._part.number > 0
 
     @property
-    def memo(self) -> dict[str, Any]:
+    def memo(self) -> dict[Any, Any]:
         """What a binding keeps from the first micro-batch of a window for the others; a new dict without a window."""
         return {} if self._part is None else self._part.window.memo
 
