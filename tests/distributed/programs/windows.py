@@ -84,18 +84,23 @@ def _reference(world_size: int) -> dict[str, torch.Tensor]:
     return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
-def _train(rank: int, world_size: int, wrapper: str, window: int) -> dict[str, torch.Tensor]:
-    """Gradients summed over ranks, by the wrapper where it covers a parameter."""
+def _train(rank: int, world_size: int, wrapper: str, window: int, *, together: bool = False) -> dict[str, torch.Tensor]:
+    """Gradients summed over ranks, by the wrapper where it covers a parameter; `together` runs one backward for all."""
     inner = Whole()
     model = WRAPPERS[wrapper](inner)
     reduced = {name for name, _ in inner.named_parameters() if "tower" in name or "around" not in wrapper}
     synced = model if isinstance(model, Ddp) else inner.tower if isinstance(inner.tower, Ddp) else None
     loader = loader_of(batches(rank, COUNT), window=window)
+    losses = []
     with loader:
         for number, batch in enumerate(loader):
             wait = synced is not None and "unused" not in wrapper and number < COUNT - 1
             with synced.no_sync() if wait else contextlib.nullcontext():
-                model(batch["x"]).backward()
+                losses.append(model(batch["x"]))
+                if not together:
+                    losses.pop().backward()
+        if together:
+            sum(losses).backward()
     gradients = {}
     for name, one in inner.named_parameters():
         grad = one.grad.full_tensor() if isinstance(one.grad, DTensor) else one.grad
@@ -111,12 +116,14 @@ def same_training(rank: int, world_size: int) -> dict[str, Any]:
     """The largest difference and scale of the gradients from those of one rank, by wrapper and window."""
     reference, found = _reference(world_size), {}
     for wrapper in WRAPPERS:
-        for window in (1, 2, 3, 4):
+        for window, together in ((1, False), (2, False), (3, False), (4, False), (2, True), (4, True)):
+            case = f"{wrapper}, {window}{', together' if together else ''}"
             try:
-                measured = check_same_gradients(reference, _train(rank, world_size, wrapper, window)).values()
+                trained = _train(rank, world_size, wrapper, window, together=together)
+                measured = check_same_gradients(reference, trained).values()
             except Exception:
-                return {**found, f"{wrapper}, {window}": traceback.format_exc()}
-            found[f"{wrapper}, {window}"] = (
+                return {**found, case: traceback.format_exc()}
+            found[case] = (
                 max(one.relative for one in measured),
                 max(abs(one.scale - 1) for one in measured),
             )
