@@ -84,6 +84,7 @@ class Prefetcher:
         self._has_begun = False
         self._is_stopping = False
         self._has_ended = False
+        self._has_drawn = False  # the thread draws no more
         self._is_told = False  # the consumer knows how the pass ended
         _alive.add(self)
         self._thread = threading.Thread(target=self._work, name="evenload-prefetch", daemon=True)
@@ -137,8 +138,8 @@ class Prefetcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether windows may still be drawn: `False` once the end was handed out, or the thread is gone."""
-        return not self._has_ended and self._thread.is_alive()
+        """Whether windows may still be drawn: `False` once the thread has let go of the data."""
+        return not self._has_drawn
 
     @property
     def _name(self) -> str:
@@ -198,6 +199,7 @@ class Prefetcher:
             self._post(outcome)
         finally:
             self._source.drop()
+            self._has_drawn = True
             self._settle(outcome)
             _alive.discard(self)
 
