@@ -10,6 +10,7 @@ import numpy as np
 
 from evenload.balancer.errors import ItemError
 from evenload.balancer.items import frozen_array
+from evenload.balancer.movement import least_moved_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,6 +33,8 @@ class Plan:
         rank: int32 `[n]`, the rank that encodes each item.
         bound: proven lower bound on the largest load of any placement, in cost units.
         method: how the placement was found (`"as_loaded"` where nothing moves).
+        reason: why so.
+        target: the largest load that was asked for, `(1 + tol)` times a lower bound; 0 where none was.
         order: int64 `[n]`, item numbers sorted by encoding rank, then item number; derived.
         offsets: int64 `[ranks + 1]`, where each rank's items begin in `order`; derived.
         loads_before: int64 `[ranks]`, cost a rank holds as loaded; derived.
@@ -46,6 +49,8 @@ class Plan:
     rank: npt.NDArray[np.int32]
     bound: int
     method: str
+    reason: str = ""
+    target: int = 0
     order: npt.NDArray[np.int64] = field(init=False)
     offsets: npt.NDArray[np.int64] = field(init=False)
     loads_before: npt.NDArray[np.int64] = field(init=False)
@@ -93,6 +98,24 @@ class Plan:
     def moved_bytes(self) -> int:
         """Bytes that cross ranks when the plan is run."""
         return int(self.table.nbytes[self.moved].sum())
+
+    @property
+    def moved_minimum(self) -> int:
+        """The fewest bytes that any placement moves whose largest load is within `target`, or within what was reached.
+
+        A proven lower bound: see `evenload.balancer.movement`. It is computed anew on each access, in
+        milliseconds for large windows.
+        """
+        level = max(self.target, int(self.loads_after.max(initial=0)))
+        return least_moved_bytes(self.costs, self.table.nbytes, self.table.home_offsets, level)
+
+    @property
+    def busiest_port(self) -> int:
+        """The most bytes that a rank sends, or receives, when the plan is run."""
+        moved, through = np.flatnonzero(self.moved), np.zeros((2, self.table.ranks), dtype=np.int64)
+        np.add.at(through[0], self.table.home[moved], self.table.nbytes[moved])
+        np.add.at(through[1], self.rank[moved], self.table.nbytes[moved])
+        return int(through.max())
 
     def imbalance(self) -> tuple[float, float, float]:
         """Return largest over mean load: as loaded, as planned, and the least that any placement can reach."""

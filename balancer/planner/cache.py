@@ -1,8 +1,9 @@
 """Where numba keeps the compiled kernels, and the marker beside them that says that they are there.
 
-The marker's name covers all that decides whether numba will find what it compiled: `kernels.py`, the versions, the
-processor. Marker, lock and log lie in the folder that numba caches in (`NUMBA_CACHE_DIR` if set, else `__pycache__`
-beside the source), or in the user's cache folder where that one is read-only.
+The marker's name covers all that decides whether numba will find what it compiled: the files in `kernels/`, the
+versions, the processor; so does that of the folder with the compiled kernels beside it. They lie, with lock and log, in
+`NUMBA_CACHE_DIR` if set, else in `__pycache__` beside the source, or in the user's cache folder where that one is
+read-only.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Cache", "obstacle"]
+__all__ = ["Cache", "kernel_folder", "obstacle"]
 
-_SOURCE = Path(__file__).with_name("kernels.py")
+_SOURCES = Path(__file__).with_name("kernels")
 
 
 def obstacle() -> str | None:
@@ -62,7 +63,7 @@ class Cache:
         Raises:
             RuntimeError: they are not.
         """
-        files = sorted(str(file) for file in folder.glob(f"{_SOURCE.stem}.*.nb[ic]"))
+        files = sorted(str(file) for file in folder.glob("*.nb[ic]"))
         if not files:
             msg = f"numba compiled the kernels, but left no file in {folder}"
             raise RuntimeError(msg)
@@ -82,6 +83,15 @@ class Cache:
             yield file.fileno()
 
 
+def kernel_folder() -> Path:
+    """Return the folder in which numba keeps the compiled kernels.
+
+    Raises:
+        OSError: no folder is writable.
+    """
+    return _folder() / f"evenload-planner-{_fingerprint()}"
+
+
 def _folder() -> Path:
     """Return the first folder that can be written to, of those that numba would cache in, and of our own."""
     named = os.environ.get("NUMBA_CACHE_DIR")
@@ -89,7 +99,7 @@ def _folder() -> Path:
         folders = [Path(named)]
     else:
         user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-        folders = [_SOURCE.with_name("__pycache__"), user / "evenload"]
+        folders = [_SOURCES.with_name("__pycache__"), user / "evenload"]
     problem = None
     for folder in folders:
         try:
@@ -106,10 +116,10 @@ def _folder() -> Path:
 def _fingerprint() -> str:
     """Return what the compiled kernels depend on, as a short text."""
     binding = import_module("llvmlite.binding")  # much quicker to import than numba itself
-    stat = _SOURCE.stat()
+    sources = sorted(_SOURCES.glob("*.py"))
     parts = [
-        hashlib.sha256(_SOURCE.read_bytes()).hexdigest(),
-        f"{stat.st_mtime_ns} {stat.st_size}",  # what numba compares
+        *(hashlib.sha256(source.read_bytes()).hexdigest() for source in sources),
+        *(f"{source.stat().st_mtime_ns} {source.stat().st_size}" for source in sources),  # what numba compares
         *(metadata.version(name) for name in ("numba", "llvmlite", "numpy")),
         platform.python_version(),
         binding.get_host_cpu_name(),

@@ -1,6 +1,6 @@
 """Which implementation of the methods runs: numba's kernels once they are compiled, plain Python until then.
 
-Compiling takes about ten seconds and must not stall the first step of a job. So the first large window is planned by
+Compiling takes about twenty seconds and must not stall the first step of a job. So the first large window is planned by
 `reference`, and one process of the node starts a short-lived one, at low priority, that compiles the kernels into
 numba's cache on disk and leaves a marker there. Whoever sees the marker loads them (about half a second, once a
 process) and uses them from then on. The plans are the same either way.
@@ -42,19 +42,61 @@ _NICE = 10
 class Methods(Protocol):
     """The planning methods, as both `reference` and `kernels` have them."""
 
+    def sort_descending(self, costs: Ints) -> Ints:
+        """Order items, the costliest first."""
+
     def lpt(self, costs: Ints, order: Ints, weights: Ints, limits: Ints) -> Ints:
         """Place on the least loaded rank."""
 
-    def stay_first(self, costs: Ints, home: Ints, order: Ints, weights: Ints, limits: Ints, target: int) -> Ints:
+    def stay_first(
+        self,
+        costs: Ints,
+        nbytes: Ints,
+        home: Ints,
+        order: Ints,
+        thrifty: Ints,
+        weights: Ints,
+        limits: Ints,
+        target: int,
+    ) -> Ints:
         """Keep at home up to `target`, place the rest."""
 
     def first_fit(self, order: Ints, weights: Ints, limits: Ints) -> Ints:
         """Place on the first rank with room."""
 
+    def difference(self, costs: Ints, order: Ints, ranks: int, together: int) -> Ints:
+        """Merge partitions by differencing."""
+
     def repair(
-        self, costs: Ints, nbytes: Ints, home: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int
+        self,
+        costs: Ints,
+        nbytes: Ints,
+        home: Ints,
+        order: Ints,
+        rank: Ints,
+        weights: Ints,
+        limits: Ints,
+        level: int,
+        steps: int,
+        thrifty: int,
     ) -> Ints:
         """Lower the largest load by moves and swaps."""
+
+    def settle(
+        self,
+        costs: Ints,
+        nbytes: Ints,
+        home: Ints,
+        order: Ints,
+        rank: Ints,
+        weights: Ints,
+        limits: Ints,
+        level: int,
+    ) -> Ints:
+        """Bring items home."""
+
+    def trade(self, costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int) -> Ints:
+        """Lower the largest load by trades of several items."""
 
 
 def methods(items: int, implementation: Implementation | None = None) -> Methods:

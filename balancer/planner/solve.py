@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenload.balancer.errors import CostError
+from evenload.balancer.errors import CapError, CostError
 from evenload.balancer.plan import Plan
-from evenload.balancer.planner.bounds import bound_of_descending
-from evenload.balancer.planner.caps import Caps, count_limits
+from evenload.balancer.planner.bounds import dual_bound
 from evenload.balancer.planner.compiled import methods
 from evenload.balancer.planner.fill import fill, leaves_empty
+from evenload.balancer.planner.methods import METHODS, by_name, thrifty
+from evenload.balancer.planner.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +21,31 @@ if TYPE_CHECKING:
 
     from evenload.balancer.cost import Costs
     from evenload.balancer.items import ItemTable
-    from evenload.balancer.planner.compiled import Implementation, Methods
+    from evenload.balancer.planner.compiled import Implementation
+    from evenload.balancer.planner.methods import Method
     from evenload.balancer.planner.options import PlanOptions
+    from evenload.balancer.planner.problem import Candidate
 
     Ints = npt.NDArray[np.int64]
 
 __all__ = ["plan"]
 
 _LARGEST_SUM = 2.0**62
+_CLEAR = 13  # a gap above 2**-13 of the bound is worth another look at the bound
+_BOUNDED = 8192  # items up to which that look takes less than a millisecond
+
+_REASONS = {
+    "near": "as loaded, the largest load is within tol of its bound or of what min_gain asks for",
+    "unpaid": "nothing tried lowers the largest load by min_gain, and by more than its bytes cost",
+    "as_loaded": "asked for by name",
+    "filled": "a rank had no item; evening out as well would not pay",
+    "stay_first": "tol > 0: fewest bytes, items at home up to the target",
+    "swaps": "tol > 0 and fixed counts, or fewer bytes than stay_first: swaps from the window as loaded",
+    "lpt_repaired": "lowest largest load",
+    "k_tuple_repaired": "fixed counts: lower largest load than lpt_repaired",
+    "lpt_by_size": "placed by cost, items found no room within the limits: by size they do",
+    "first_fit": "placed evenly, items found no room within the limits: packed as tightly as possible they do",
+}
 
 
 def plan(
@@ -37,41 +53,60 @@ def plan(
     costs: Costs,
     options: PlanOptions,
     *,
+    method: Method = "auto",
     rotation: int = 0,
     implementation: Implementation | None = None,
 ) -> Plan:
     """Decide where each item of a window is encoded.
 
     The same arguments give the same plan on every rank, whichever implementation runs. With `tol=0` items are placed
-    longest first on the least loaded rank. With `tol > 0` they stay at home up to the target load, and only the rest
-    is placed so; where that misses the target, the former is tried too, and kept if it is better by `min_gain`. Both
-    end with a bounded number of moves and swaps. The largest load is never above that of the window as loaded, unless
-    the window as loaded breaks a limit of the options.
+    longest first on the least loaded rank, then moved, swapped and traded a bounded number of times; where counts are
+    fixed, k-tuple differencing is tried too, and the better one kept. With `tol > 0` items stay at home up to the
+    target load, and only the rest moves, in few bytes; where that misses the target, the former is tried too, and kept
+    if it is better by `min_gain`. The largest load is never above that of the window as loaded, unless the window as
+    loaded breaks a limit of the options.
 
     Args:
         table: the items.
         costs: what each of them costs.
         options: what to aim for and what to keep within.
+        method: `"auto"` chooses as said above. Any other name of `METHODS` makes that placement, also where it does not
+            pay: `min_gain` and `cost_per_byte` are for `"auto"`. Limits hold for all.
         rotation: number of the window. Where ranks tie, another one comes first in every window.
         implementation: `"reference"` (plain Python) or `"numba"`; by default numba once its kernels are compiled.
 
     Returns:
-        A plan whose `method` is `"as_loaded"`, `"filled"` (the same, but for ranks that had nothing and must not),
-        `"stay_first"`, `"lpt"`, `"lpt_by_size"` or `"first_fit"`.
+        A plan whose `method` says what placed the items, and whose `reason` says why that. `"filled"` is the window as
+        loaded, but for ranks that had nothing and must not.
 
     Raises:
         CapError: no placement within the limits exists, or none was found.
         CostError: not one cost an item, a negative cost, or a sum of 2**62 or more.
         RuntimeError: numba was asked for and cannot be used.
+        ValueError: an unknown method.
     """
+    if method not in METHODS:
+        msg = f"method is one of {', '.join(METHODS)}; found {method!r}"
+        raise ValueError(msg)
     values = _checked(costs, len(table))
     if not len(table):
-        return Plan(table=table, costs=values, rank=table.home, bound=0, method="as_loaded")
+        return Plan(table=table, costs=values, rank=table.home, bound=0, method="as_loaded", reason="no items")
     rotation %= table.ranks
-    problem = _Problem.of(table, values, options, exponent=costs.exponent, rotation=rotation)
-    best = _solve(problem, implementation)
-    rank = (best.rank + rotation) % table.ranks
-    return Plan(table=table, costs=values, rank=rank.astype(np.int32), bound=problem.bound, method=best.method)
+    chosen = methods(len(values), implementation)
+    problem = Problem.of(table, values, options, chosen, exponent=costs.exponent, rotation=rotation)
+    best, reason = _auto(problem) if method == "auto" else (_named(problem, method), "asked for by name")
+    bound = problem.bound
+    if best.largest - bound > bound >> _CLEAR and len(values) <= _BOUNDED:
+        bound = dual_bound(values[problem.order], table.ranks, bound, best.largest)
+    return Plan(
+        table=table,
+        costs=values,
+        rank=((best.rank + rotation) % table.ranks if rotation else best.rank).astype(np.int32),
+        bound=bound,
+        method=best.method,
+        reason=reason,
+        target=problem.target,
+    )
 
 
 def _checked(costs: Costs, n: int) -> Ints:
@@ -89,145 +124,61 @@ def _checked(costs: Costs, n: int) -> Ints:
     return values
 
 
-def _fewest(table: ItemTable, options: PlanOptions) -> int:
-    """Return the items that a rank which holds any holds at least, whatever the placement."""
-    if not options.has_fixed_counts:
-        return 0
-    limits = count_limits(table, options, 0)
-    return int(limits[limits > 0].min())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Candidate:
-    """A placement: its largest load, and the most bytes that a rank sends or receives for it."""
-
-    rank: Ints
-    method: str
-    largest: int
-    port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Problem:
-    """A window as the methods take it, its ranks renumbered so that rank `rotation` of the group comes first."""
-
-    table: ItemTable
-    options: PlanOptions
-    costs: Ints
-    exponent: int
-    nbytes: Ints
-    home: Ints
-    order: Ints
-    caps: Caps
-    bound: int
-    target: int
-
-    @classmethod
-    def of(cls, table: ItemTable, costs: Ints, options: PlanOptions, *, exponent: int, rotation: int) -> _Problem:
-        ranks = table.ranks
-        caps = Caps.of(table, options, rotation)
-        caps.check(table)
-        order = np.argsort(-costs, kind="stable")
-        bound = bound_of_descending(costs[order], ranks, fewest=_fewest(table, options))
-        numerator, denominator = options.tol.as_integer_ratio()
-        return cls(
-            table=table,
-            options=options,
-            costs=costs,
-            exponent=exponent,
-            nbytes=table.nbytes.copy(),
-            home=(table.home.astype(np.int64) - rotation) % ranks,
-            order=order,
-            caps=caps,
-            bound=bound,
-            target=min(bound + bound * numerator // denominator, int(costs.sum())),
+def _named(problem: Problem, method: str) -> Candidate:
+    rank = by_name(problem, method)
+    if rank is None:
+        msg = (
+            f"method={method!r} found no placement within {', '.join(problem.caps.names)}: "
+            'raise the limits, or let method="auto" look for one'
         )
-
-    def candidate(self, rank: Ints, method: str) -> _Candidate:
-        loads = np.zeros(self.table.ranks, dtype=np.int64)
-        np.add.at(loads, rank, self.costs)
-        port = self._port(rank) if self.options.cost_per_byte else 0
-        return _Candidate(rank=rank, method=method, largest=int(loads.max()), port=port)
-
-    def _port(self, rank: Ints) -> int:
-        moved = np.flatnonzero(rank != self.home)
-        bytes_through = np.zeros((2, self.table.ranks), dtype=np.int64)
-        np.add.at(bytes_through[0], self.home[moved], self.nbytes[moved])
-        np.add.at(bytes_through[1], rank[moved], self.nbytes[moved])
-        return int(bytes_through.max())
-
-    def is_near_bound(self, largest: int) -> bool:
-        """Whether a largest load is within the target, or no placement can lower it by `min_gain`."""
-        return largest <= self.target or largest - self.bound < self.options.min_gain * largest
-
-    def pays(self, trial: _Candidate, instead_of: _Candidate) -> bool:
-        """Whether a placement lowers the largest load by `min_gain`, and by more than the bytes it adds cost."""
-        gain = instead_of.largest - trial.largest
-        if gain <= 0 or gain < self.options.min_gain * instead_of.largest:
-            return False
-        if not self.options.cost_per_byte:
-            return True
-        price = Fraction(self.options.cost_per_byte) * (trial.port - instead_of.port)
-        return gain / Fraction(2) ** self.exponent >= price
+        raise CapError(msg)
+    return problem.candidate(rank, method)
 
 
-def _solve(problem: _Problem, implementation: Implementation | None) -> _Candidate:
+def _auto(problem: Problem) -> tuple[Candidate, str]:
+    """Return the placement to take, and why."""
     start, method = problem.home, "as_loaded"
-    if problem.options.min_items and leaves_empty(start, problem.table.ranks):
-        start, method = fill(problem.costs, start, problem.table.ranks), "filled"
+    if problem.options.min_items and leaves_empty(start, problem.ranks):
+        start, method = fill(problem.costs, start, problem.ranks), "filled"
     best = problem.candidate(start, method) if problem.caps.hold(start) else None
     if best is not None and problem.is_near_bound(best.largest):
-        return best
-    chosen = methods(len(problem.costs), implementation)
-    for trial in _trials(problem, chosen):
-        if best is None or problem.pays(trial, instead_of=best):
+        return best, _REASONS["near" if method == "as_loaded" else method]
+    for trial in _trials(problem):
+        if best is None or _is_better(problem, trial, best):
             best = trial
         if trial.largest <= problem.target:
             break
-    return best or _rescue(problem, chosen)
+    if best is None:
+        best = _rescue(problem)
+    return best, _REASONS["unpaid" if best.method == "as_loaded" else best.method]
 
 
-def _trials(problem: _Problem, chosen: Methods) -> Iterator[_Candidate]:
+def _is_better(problem: Problem, trial: Candidate, best: Candidate) -> bool:
+    """Whether a placement is worth taking; between two that were both made anew the lower largest load decides."""
+    if {trial.method, best.method} == {"lpt_repaired", "k_tuple_repaired"} and not problem.options.cost_per_byte:
+        return trial.largest < best.largest
+    return problem.pays(trial, instead_of=best)
+
+
+def _trials(problem: Problem) -> Iterator[Candidate]:
     """Yield the placements worth a look that keep within the limits, the one that should move least first."""
-    costs, order, weights, limits = problem.costs, problem.order, problem.caps.weights, problem.caps.limits
     if problem.options.tol > 0:
-        # Where counts are fixed, each item that leaves a rank needs one that comes back: only swaps help.
-        keep = int(costs.sum()) if problem.options.has_fixed_counts else problem.target
-        rank = chosen.stay_first(costs, problem.home, order, weights, limits, keep)
-        if rank.min() >= 0:
-            yield _repaired(problem, chosen, rank, "stay_first")
-    rank = chosen.lpt(costs, order, weights, limits)
-    if rank.min() >= 0:
-        yield _repaired(problem, chosen, rank, "lpt")
+        rank, method = thrifty(problem)
+        if rank is not None:
+            yield problem.candidate(rank, method)
+    names = ["lpt_repaired", "k_tuple_repaired"] if problem.options.has_fixed_counts else ["lpt_repaired"]
+    for name in names:
+        rank = by_name(problem, name)
+        if rank is not None:
+            yield problem.candidate(rank, name)
 
 
-def _rescue(problem: _Problem, chosen: Methods) -> _Candidate:
+def _rescue(problem: Problem) -> Candidate:
     """Place by size rather than cost, because the limits left no room: evenly, then as tightly as possible."""
-    weights, limits = problem.caps.weights, problem.caps.limits
-    size = problem.caps.tightness()
-    order = np.argsort(-size, kind="stable")
-    rank = chosen.lpt(size, order, weights, limits)
-    if rank.min() >= 0:
-        return _repaired(problem, chosen, rank, "lpt_by_size")
-    rank = chosen.first_fit(order, weights, limits)
-    if rank.min() >= 0:
-        return _repaired(problem, chosen, rank, "first_fit")
+    for name in ("lpt_by_size", "first_fit"):
+        rank = by_name(problem, name)
+        if rank is not None:
+            return problem.candidate(rank, name)
+    order = problem.methods.sort_descending(problem.caps.tightness())
+    rank = problem.methods.first_fit(order, *problem.limits)
     raise problem.caps.no_room(problem.table, int(order[np.argmax(rank[order] < 0)]))
-
-
-def _repaired(problem: _Problem, chosen: Methods, rank: Ints, method: str) -> _Candidate:
-    # A swap lowers a rank by less than a move does, and with fixed counts there are only swaps.
-    steps = problem.table.ranks * (8 if problem.options.has_fixed_counts else 2)
-    if problem.options.min_items:
-        rank = fill(problem.costs, rank, problem.table.ranks)  # a repair lowers the largest load, so it empties no rank
-    rank = chosen.repair(
-        problem.costs,
-        problem.nbytes,
-        problem.home,
-        rank,
-        problem.caps.weights,
-        problem.caps.limits,
-        problem.target,
-        steps,
-    )
-    return problem.candidate(rank, method)

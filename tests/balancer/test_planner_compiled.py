@@ -131,11 +131,11 @@ def test_a_marker_counts_only_with_the_files_that_it_names(fresh: compiled._Kern
     with pytest.raises(RuntimeError, match=r"left no file in"):
         found.mark(tmp_path)
     for suffix in ("nbi", "1.nbc"):
-        (tmp_path / f"kernels.lpt-1.py311.{suffix}").touch()
+        (tmp_path / f"placing.lpt-1.py311.{suffix}").touch()
     found.mark(tmp_path)
     assert found.is_ready()
     assert cache.Cache().is_ready()
-    (tmp_path / "kernels.lpt-1.py311.1.nbc").unlink()
+    (tmp_path / "placing.lpt-1.py311.1.nbc").unlink()
     assert not found.is_ready()
 
 
@@ -210,5 +210,5 @@ def test_a_cold_start_is_answered_at_once_and_compiled_once(tmp_path: Path) -> N
         assert not err
         assert float(out) < 2.0
     assert len(list(tmp_path.glob("*.ready"))) == 1
-    assert len(list(tmp_path.glob("**/kernels.lpt*.nbc"))) == 1
+    assert len(list(tmp_path.glob("**/placing.lpt*.nbc"))) == 1
     assert not (tmp_path / "evenload-planner.log").read_text()

@@ -17,7 +17,7 @@ from evenload.balancer.planner.compiled import methods
 if TYPE_CHECKING:
     from evenload.balancer.planner.compiled import Implementation
 
-COST_RANGES = (1, 3, 1000, 2**40)
+COST_RANGES = (1, 3, 1000, 2**40, 2**53)
 
 
 class Case:
@@ -30,6 +30,7 @@ class Case:
         self.nbytes = rng.integers(0, 50, items, dtype=np.int64)
         self.home = np.sort(rng.integers(0, ranks, items, dtype=np.int64))
         self.order = np.argsort(-self.costs, kind="stable")
+        self.thrifty = np.argsort(self.nbytes / np.maximum(self.costs, 1), kind="stable")
         self.weights = rng.integers(0, 30, (caps, items), dtype=np.int64)
         self.weights[:1] = 1
         room = self.weights.sum(axis=1, keepdims=True) / ranks * rng.uniform(0.9, 2.0, (caps, 1))
@@ -49,26 +50,52 @@ cases = st.builds(
 
 
 @given(cases)
-def test_each_method_equals_its_reference(case: Case) -> None:
+def test_each_method_that_places_equals_its_reference(case: Case) -> None:
     kernels = methods(0, "numba")
     assert kernels is not reference
     caps = (case.weights, case.limits)
-    placements = []
-    for one in (reference, kernels):
-        placements.append(
-            (
-                one.lpt(case.costs, case.order, *caps),
-                one.stay_first(case.costs, case.home, case.order, *caps, case.level),
-                one.first_fit(case.order, *caps),
-            )
+    plain, compiled = (
+        (
+            one.sort_descending(case.costs),
+            one.lpt(case.costs, case.order, *caps),
+            one.stay_first(case.costs, case.nbytes, case.home, case.order, case.thrifty, *caps, case.level),
+            one.first_fit(case.order, *caps),
+            one.difference(case.costs, case.order, case.ranks, 1),
+            one.difference(case.costs, case.order, case.ranks, case.ranks),
         )
-    for plain, compiled in zip(*placements, strict=True):
-        assert plain.dtype == compiled.dtype == np.int64
-        assert np.array_equal(plain, compiled)
-    for start in (*placements[0], case.home):
-        if (start >= 0).all():
-            arguments = (case.costs, case.nbytes, case.home, start, *caps, case.level, case.steps)
-            assert np.array_equal(reference.repair(*arguments), kernels.repair(*arguments))
+        for one in (reference, kernels)
+    )
+    for mine, theirs in zip(plain, compiled, strict=True):
+        assert mine.dtype == theirs.dtype == np.int64
+        assert np.array_equal(mine, theirs)
+
+
+@given(cases, st.sampled_from(["lpt", "stay_first", "first_fit", "home"]))
+def test_each_repair_equals_its_reference(case: Case, start: str) -> None:
+    kernels = methods(0, "numba")
+    caps = (case.weights, case.limits)
+    rank = {
+        "lpt": lambda: reference.lpt(case.costs, case.order, *caps),
+        "stay_first": lambda: reference.stay_first(
+            case.costs, case.nbytes, case.home, case.order, case.thrifty, *caps, case.level
+        ),
+        "first_fit": lambda: reference.first_fit(case.order, *caps),
+        "home": lambda: case.home,
+    }[start]()
+    if len(rank) and rank.min() < 0:
+        return
+    columns = (case.costs, case.nbytes, case.home, case.order, rank, *caps, case.level)
+    plain, compiled = (
+        (
+            one.repair(*columns, case.steps, 0),
+            one.repair(*columns, case.steps, 1),
+            one.settle(*columns),
+            one.trade(case.costs, case.order, rank, *caps, case.level, min(case.steps, 5)),
+        )
+        for one in (reference, kernels)
+    )
+    for mine, theirs in zip(plain, compiled, strict=True):
+        assert np.array_equal(mine, theirs)
 
 
 @given(

@@ -1,0 +1,11 @@
+"""The methods of `reference`, compiled by numba: the same columns in, the same ranks out.
+
+Importing this package compiles the methods, or loads them from numba's cache on disk; `compiled` decides when.
+"""
+
+from evenload.balancer.planner.kernels.differencing import difference
+from evenload.balancer.planner.kernels.placing import first_fit, lpt, sort_descending, stay_first
+from evenload.balancer.planner.kernels.repairing import repair, settle
+from evenload.balancer.planner.kernels.trading import trade
+
+__all__ = ["difference", "first_fit", "lpt", "repair", "settle", "sort_descending", "stay_first", "trade"]
