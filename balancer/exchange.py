@@ -7,27 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from evenload.balancer import wire
 from evenload.balancer.memory import cpu_empty
+from evenload.balancer.routes import item_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy.typing as npt
 
     from evenload.balancer.comm import Comm
     from evenload.balancer.plan import Plan
 
 __all__ = ["exchange"]
-
-
-def _splits(ranks: npt.NDArray[np.int32], nbytes: npt.NDArray[np.int64], size: int) -> list[int]:
-    totals = np.zeros(size, dtype=np.int64)
-    np.add.at(totals, ranks, nbytes)
-    return totals.tolist()
 
 
 def exchange(plan: Plan, payload: Callable[[int], object], comm: Comm) -> list[Any]:
@@ -47,18 +39,13 @@ def exchange(plan: Plan, payload: Callable[[int], object], comm: Comm) -> list[A
     first = int(table.home_offsets[rank])
     if not plan.moved.any():
         return [payload(int(item) - first) for item in plan.encodes(rank)]
-    home, encoded = plan.at_home(rank), plan.encodes(rank)
-    leaving = home[plan.rank[home] != rank]
-    leaving = leaving[np.argsort(plan.rank[leaving], kind="stable")]
-    arriving = encoded[table.home[encoded] != rank]
+    route = item_route(plan, rank)
+    leaving, arriving = route.leaving, route.arriving
+    encoded = plan.encodes(rank).tolist()
     sizes = table.nbytes[leaving].tolist()
     send = cpu_empty([sum(sizes)], torch.uint8)
     for item, frame in zip(leaving.tolist(), torch.split(send, sizes), strict=True):
         wire.encode_into(payload(item - first), frame)
-    received = comm.all_to_all(
-        send,
-        _splits(plan.rank[leaving], table.nbytes[leaving], comm.size),
-        _splits(table.home[arriving], table.nbytes[arriving], comm.size),
-    )
+    received = comm.all_to_all(send, route.send, route.receive)
     frames = dict(zip(arriving.tolist(), torch.split(received, table.nbytes[arriving].tolist()), strict=True))
-    return [wire.decode(frames[item]) if item in frames else payload(item - first) for item in encoded.tolist()]
+    return [wire.decode(frames[item]) if item in frames else payload(item - first) for item in encoded]

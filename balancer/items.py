@@ -59,24 +59,32 @@ class ItemTable:
         object.__setattr__(self, "home", frozen_array(self.home, np.int32))
         for name in ("length", "segments", "rows", "nbytes"):
             column = frozen_array(getattr(self, name), np.int64)
-            least = 1 if name == "segments" else 0
             if column.shape != self.home.shape:
                 msg = f"each column has one entry an item: home has {len(self.home)}, {name} has {len(column)}"
                 raise ItemError(msg)
-            if len(column) and column.min() < least:
+            object.__setattr__(self, name, column)
+        self._check_sizes()
+        self._check_home()
+        offsets = self.home.searchsorted(np.arange(self.ranks + 1, dtype=np.int32)).astype(np.int64)
+        offsets.flags.writeable = False
+        object.__setattr__(self, "home_offsets", offsets)
+
+    def _check_sizes(self) -> None:
+        # One pass over all columns: a negative number has its highest bit set, and so has the union of the bits.
+        bits = self.length | self.rows | self.nbytes | (self.segments - 1)
+        if not len(bits) or bits.min() >= 0:
+            return
+        for name in ("length", "segments", "rows", "nbytes"):
+            column, least = getattr(self, name), 1 if name == "segments" else 0
+            if column.min() < least:
                 msg = f"{name} is at least {least}: item {int(column.argmin())} has {int(column.min())}"
                 raise ItemError(msg)
-            object.__setattr__(self, name, column)
-        self._check_home()
-        counts = np.bincount(self.home, minlength=self.ranks)
-        offsets = frozen_array(np.concatenate([[0], np.cumsum(counts)]), np.int64)
-        object.__setattr__(self, "home_offsets", offsets)
 
     def _check_home(self) -> None:
         home = self.home
         if not len(home):
             return
-        if home[0] < 0 or home[-1] >= self.ranks or (np.diff(home) < 0).any():
+        if home[0] < 0 or home[-1] >= self.ranks or (home[1:] < home[:-1]).any():
             msg = f"home is ascending and within 0..{self.ranks - 1}, found {home[:8].tolist()}"
             raise ItemError(msg)
 

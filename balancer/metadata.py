@@ -129,6 +129,15 @@ class Gathered:
     entries: npt.NDArray[np.int64]
     home: npt.NDArray[np.int32]
 
+    @classmethod
+    def of(cls, rows: npt.NDArray[np.int64], capacity: int) -> Gathered:
+        """Return what the rows of all ranks say: int64 `[ranks, _HEADER + capacity * _COLUMNS]`."""
+        counts = rows[:, 3]
+        items = rows[:, _HEADER:].reshape(len(rows), capacity, _COLUMNS)
+        home = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+        entries = np.concatenate([items[rank, :count] for rank, count in enumerate(counts.tolist())])
+        return cls(header=rows[:, :_HEADER], entries=entries, home=home)
+
     def _column(self, field: int) -> list[int]:
         column: list[int] = self.header[:, field].tolist()
         return column
@@ -175,10 +184,12 @@ class Gathered:
         """Return the item table of `stream` in the first `micro_batches` of each rank, and float64 `[n]` costs."""
         places = self.entries[:, 0]
         chosen = (places % MAX_STREAMS == stream) & (places < MAX_STREAMS * micro_batches)
-        columns = self.entries[chosen]
+        columns, home = self.entries, self.home
+        if not chosen.all():
+            columns, home = columns[chosen], home[chosen]
         table = ItemTable(
             ranks=len(self.header),
-            home=self.home[chosen],
+            home=home,
             length=columns[:, 1],
             segments=columns[:, 2],
             rows=columns[:, 3],
@@ -197,11 +208,7 @@ def gather_reports(report: Report, comm: Comm, capacity: int) -> tuple[Gathered,
     if most > capacity:
         capacity = 1 << (most - 1).bit_length()
         rows = comm.all_gather(report.pack(capacity))
-    counts = rows[:, 3]
-    items = rows[:, _HEADER:].reshape(len(rows), capacity, _COLUMNS)
-    home = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
-    entries = np.concatenate([items[rank, :count] for rank, count in enumerate(counts.tolist())])
-    return Gathered(header=rows[:, :_HEADER], entries=entries, home=home), capacity
+    return Gathered.of(rows, capacity), capacity
 
 
 def gather_texts(text: str, comm: Comm) -> Sequence[str]:

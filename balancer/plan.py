@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan"]
 
+_SHORT = 2**15 - 1  # ranks whose numbers fit 16 bits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
@@ -68,17 +70,15 @@ class Plan:
         if n and (self.rank.min() < 0 or self.rank.max() >= ranks):
             msg = f"an item is encoded on a rank within 0..{ranks - 1}, found {self.rank.min()}..{self.rank.max()}"
             raise ItemError(msg)
-        counts = np.bincount(self.rank, minlength=ranks)
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        object.__setattr__(self, "order", frozen_array(np.argsort(self.rank, kind="stable"), np.int64))
-        object.__setattr__(self, "offsets", frozen_array(offsets, np.int64))
-        object.__setattr__(self, "loads_before", self._loads(self.table.home))
-        object.__setattr__(self, "loads_after", self._loads(self.rank))
-
-    def _loads(self, rank: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        loads = np.zeros(self.table.ranks, dtype=np.int64)
-        np.add.at(loads, rank, self.costs)
-        return frozen_array(loads, np.int64)
+        # NumPy sorts numbers of 16 bits by radix, in a fifth of the time.
+        order = np.argsort(self.rank.astype(np.int16) if ranks <= _SHORT else self.rank, kind="stable")
+        offsets = self.rank[order].searchsorted(np.arange(ranks + 1, dtype=np.int32))
+        before, after = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+        np.add.at(before, self.table.home, self.costs)
+        np.add.at(after, self.rank, self.costs)
+        for name, derived in (("order", order), ("offsets", offsets), ("loads_before", before), ("loads_after", after)):
+            derived.flags.writeable = False
+            object.__setattr__(self, name, derived)
 
     def encodes(self, rank: int) -> npt.NDArray[np.int64]:
         """Return the items that `rank` encodes, in the order in which it does: int64 `[k]`, ascending."""

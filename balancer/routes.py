@@ -1,4 +1,4 @@
-"""Row routes: from a plan to the lists of rows that each rank sends and receives, without talking.
+"""Routes: from a plan to the lists of items and rows that each rank sends and receives, without talking.
 
 A rank encodes its items in table order, so its output is already grouped by home rank, in batch order within each.
 At home the rows arrive grouped by encoding rank and are put back into batch order by one index.
@@ -16,7 +16,24 @@ if TYPE_CHECKING:
 
     from evenload.balancer.plan import Plan
 
-__all__ = ["Route", "home_route"]
+__all__ = ["ItemRoute", "Route", "home_route", "item_route"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemRoute:
+    """The way of one window's items from their homes to the ranks that encode them, as one rank sees it.
+
+    Attributes:
+        leaving: int64, the items that this rank sends, by the rank that encodes them, then in batch order.
+        arriving: int64, the items that this rank receives, in the order in which it encodes them.
+        send: bytes that this rank sends to each rank.
+        receive: bytes that each rank sends to this one.
+    """
+
+    leaving: npt.NDArray[np.int64]
+    arriving: npt.NDArray[np.int64]
+    send: list[int]
+    receive: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,10 +57,26 @@ class Route:
     in_order: bool
 
 
-def _rows_by_rank(ranks: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], size: int) -> tuple[int, ...]:
+def _totals(ranks: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64], size: int) -> tuple[int, ...]:
     totals = np.zeros(size, dtype=np.int64)
-    np.add.at(totals, ranks, rows)
+    np.add.at(totals, ranks, sizes)
     return tuple(totals.tolist())
+
+
+def item_route(plan: Plan, rank: int) -> ItemRoute:
+    """Return `rank`'s part in bringing every item of `plan` to the rank that encodes it."""
+    table = plan.table
+    first, last = table.home_offsets[rank : rank + 2].tolist()
+    encoders, encoded = plan.rank[first:last], plan.encodes(rank)
+    away = np.flatnonzero(encoders != rank)
+    leaving = away[np.argsort(encoders[away], kind="stable")] + first
+    arriving = encoded[table.home[encoded] != rank]
+    return ItemRoute(
+        leaving=leaving,
+        arriving=arriving,
+        send=list(_totals(plan.rank[leaving], table.nbytes[leaving], table.ranks)),
+        receive=list(_totals(table.home[arriving], table.nbytes[arriving], table.ranks)),
+    )
 
 
 def home_route(plan: Plan, rank: int) -> Route:
@@ -63,8 +96,8 @@ def home_route(plan: Plan, rank: int) -> Route:
     arrival.flags.writeable = departure.flags.writeable = False
     return Route(
         moves=bool(plan.moved.any()),
-        send=_rows_by_rank(table.home[encoded], table.rows[encoded], table.ranks),
-        receive=_rows_by_rank(encoders, rows, table.ranks),
+        send=_totals(table.home[encoded], table.rows[encoded], table.ranks),
+        receive=_totals(encoders, rows, table.ranks),
         arrival=arrival,
         departure=departure,
         in_order=not rows[shift != 0].any(),

@@ -72,6 +72,8 @@ def dual_bound(costs: npt.NDArray[np.int64], ranks: int, bound: int, most: int) 
         bound: a lower bound that is known.
         most: where to end the search.
     """
+    if not len(costs) or 2 * int(costs[0]) <= bound:
+        return bound  # no two items exclude each other
     sums = np.zeros(len(costs) + 1, dtype=np.int64)
     np.cumsum(costs, out=sums[1:])
     rising = costs[::-1]

@@ -45,6 +45,9 @@ class Methods(Protocol):
     def sort_descending(self, costs: Ints) -> Ints:
         """Order items, the costliest first."""
 
+    def bound(self, costs: Ints, order: Ints, ranks: int, fewest: int) -> int:
+        """Bound the largest load from below."""
+
     def lpt(self, costs: Ints, order: Ints, weights: Ints, limits: Ints) -> Ints:
         """Place on the least loaded rank."""
 

@@ -109,17 +109,16 @@ def swaps(problem: Problem) -> Ints | None:
 
 def _in_few_bytes(problem: Problem, rank: Ints) -> Ints:
     """Repair a placement until it reaches the target, and bring home what may come home."""
-    problem_columns = (problem.costs, problem.nbytes, problem.home, problem.order)
+    columns = (problem.costs, problem.nbytes, problem.home, problem.order)
+    steps = problem.ranks * (8 if problem.options.has_fixed_counts else 2)
     rank = _filled(problem, rank)
+    rank = problem.methods.repair(*columns, rank, *problem.limits, problem.target, steps, 1)
     largest = int(problem.loads(rank).max())
-    if largest > problem.target:
-        rank = problem.methods.repair(*problem_columns, rank, *problem.limits, problem.target, _steps(problem), 1)
-        largest = int(problem.loads(rank).max())
-        if largest > problem.target:
-            rank = _traded(problem, rank, largest)
-            largest = int(problem.loads(rank).max())
-    level = max(problem.target, largest)
-    return _filled(problem, problem.methods.settle(*problem_columns, rank, *problem.limits, level))
+    if largest > problem.target and len(rank) <= _FEW * problem.ranks:
+        rank = _traded(problem, rank, largest)
+        level = max(problem.target, int(problem.loads(rank).max()))
+        rank = problem.methods.settle(*columns, rank, *problem.limits, level)
+    return _filled(problem, rank)
 
 
 def evened(problem: Problem, rank: Ints) -> Ints:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenload.balancer.planner.bounds import bound_of_descending
 from evenload.balancer.planner.caps import Caps, count_limits
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Problem:
         caps = Caps.of(table, options, rotation)
         caps.check(table)
         order = methods.sort_descending(costs)
-        bound = bound_of_descending(costs[order], ranks, fewest=_fewest(table, options))
+        bound = int(methods.bound(costs, order, ranks, _fewest(table, options)))
         numerator, denominator = options.tol.as_integer_ratio()
         tolerance = max(bound * numerator // denominator, bound >> _FINE)
         home = table.home.astype(np.int64)

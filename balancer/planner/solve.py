@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _LARGEST_SUM = 2.0**62
-_CLEAR = 13  # a gap above 2**-13 of the bound is worth another look at the bound
+_CLEAR = 11  # missing the target by more than 2**-11 of the bound is worth another look at the bound
 _BOUNDED = 8192  # items up to which that look takes less than a millisecond
 
 _REASONS = {
@@ -96,7 +96,7 @@ def plan(
     problem = Problem.of(table, values, options, chosen, exponent=costs.exponent, rotation=rotation)
     best, reason = _auto(problem) if method == "auto" else (_named(problem, method), "asked for by name")
     bound = problem.bound
-    if best.largest - bound > bound >> _CLEAR and len(values) <= _BOUNDED:
+    if best.largest - problem.target > bound >> _CLEAR and len(values) <= _BOUNDED:
         bound = dual_bound(values[problem.order], table.ranks, bound, best.largest)
     return Plan(
         table=table,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-__all__ = ["first_fit", "lpt", "sort_descending", "stay_first"]
+__all__ = ["bound", "first_fit", "lpt", "sort_descending", "stay_first"]
 
 _FEW = 2048  # items; fewer are sorted by digits of 8 bits, whose counts are sooner summed up than those of 11
 _KEY_BITS = 62
@@ -74,6 +74,27 @@ def sort_descending(costs: Ints) -> Ints:
     for item in range(n):
         keys[item] &= (1 << low) - 1
     return keys
+
+
+@method(ROW, ROW, NUMBER, NUMBER, returns=NUMBER)
+def bound(costs: Ints, order: Ints, ranks: int, fewest: int) -> int:
+    """Return a lower bound on the largest load; see `bounds.bound_of_descending`."""
+    n = len(costs)
+    if not n:
+        return 0
+    sums = np.zeros(n + 1, np.int64)
+    for place in range(n):
+        sums[place + 1] = sums[place] + costs[order[place]]
+    found = max(-(-sums[n] // ranks), sums[1])
+    for shared in range(1, (n - 1) // ranks + 1):
+        last = shared * ranks + 1
+        found = max(found, sums[last] - sums[last - shared - 1])
+    if fewest > 1:
+        for top in range(1, min(ranks, n // fewest) + 1):
+            apart = -((sums[n - top * (fewest - 1)] - sums[n] - sums[top]) // top)
+            together = sums[top] - sums[top - 2] + sums[n] - sums[n - fewest + 2] if top > 1 else apart
+            found = max(found, min(apart, together))
+    return int(found)
 
 
 class _Room(NamedTuple):

@@ -144,6 +144,44 @@ def _even_in_pairs(problem: Problem, state: State, level: int) -> None:
             break
 
 
+@part
+def _settle(  # noqa: C901 (a call that passes arrays costs more than these loops)
+    problem: Problem, state: State, order: Ints, level: int
+) -> None:
+    """Bring items home; see `settle`. The ladder is not kept."""
+    loads = state.loads
+    for _ in range(PASSES):
+        changed = False
+        for item in order:
+            away, at_home = state.rank[item], problem.home[item]
+            if away == at_home:
+                continue
+            back, least = -1, problem.nbytes[item]
+            if loads[at_home] + problem.costs[item] <= level and allows(problem, state, away, at_home, item, -1):
+                least = 0
+            else:
+                other = state.first[at_home]
+                while other >= 0:
+                    delta = problem.costs[item] - problem.costs[other]
+                    if loads[away] - delta <= level and loads[at_home] + delta <= level:
+                        extra = problem.nbytes[item] + added_bytes(
+                            problem.nbytes, problem.home, away, at_home, item, other
+                        )
+                        if extra < least and allows(problem, state, away, at_home, item, other):
+                            back, least = other, extra
+                    other = state.link[1, other]
+            if least < problem.nbytes[item]:
+                changed = True
+                delta = problem.costs[item] - (problem.costs[back] if back >= 0 else 0)
+                carry(problem, state, item, at_home)
+                if back >= 0:
+                    carry(problem, state, back, away)
+                loads[away] -= delta
+                loads[at_home] += delta
+        if not changed:
+            break
+
+
 @method(ROW, ROW, ROW, ROW, ROW, TABLE, TABLE, NUMBER, NUMBER, NUMBER)
 def repair(
     costs: Ints,
@@ -173,43 +211,17 @@ def repair(
         target = state.ladder[best.rung]
         load = _apply(problem, state, best, source, target)
         shift_load(state, best.rung, load)
+    if thrifty:
+        _settle(problem, state, order, max(level, state.loads.max()))
     return state.rank
 
 
 @method(ROW, ROW, ROW, ROW, ROW, TABLE, TABLE, NUMBER)
-def settle(  # noqa: C901 (a call that passes arrays costs more than these loops)
+def settle(
     costs: Ints, nbytes: Ints, home: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int
 ) -> Ints:
     """Bring items home, alone or for one with fewer bytes, while no load comes to be above `level`."""
     problem = problem_of(costs, nbytes, home, weights, limits)
     state = begin(problem, order, rank)
-    loads = state.loads
-    for _ in range(PASSES):
-        changed = False
-        for item in order:
-            away, at_home = state.rank[item], home[item]
-            if away == at_home:
-                continue
-            back, least = -1, nbytes[item]
-            if loads[at_home] + costs[item] <= level and allows(problem, state, away, at_home, item, -1):
-                least = 0
-            else:
-                other = state.first[at_home]
-                while other >= 0:
-                    delta = costs[item] - costs[other]
-                    if loads[away] - delta <= level and loads[at_home] + delta <= level:
-                        extra = nbytes[item] + added_bytes(nbytes, home, away, at_home, item, other)
-                        if extra < least and allows(problem, state, away, at_home, item, other):
-                            back, least = other, extra
-                    other = state.link[1, other]
-            if least < nbytes[item]:
-                changed = True
-                delta = costs[item] - (costs[back] if back >= 0 else 0)
-                carry(problem, state, item, at_home)
-                if back >= 0:
-                    carry(problem, state, back, away)
-                loads[away] -= delta
-                loads[at_home] += delta
-        if not changed:
-            break
+    _settle(problem, state, order, level)
     return state.rank

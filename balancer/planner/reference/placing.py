@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evenload.balancer.planner.bounds import bound_of_descending
 from evenload.balancer.planner.reference.placement import Room
 
 if TYPE_CHECKING:
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-__all__ = ["first_fit", "lpt", "sort_descending", "stay_first"]
+__all__ = ["bound", "first_fit", "lpt", "sort_descending", "stay_first"]
 
 
 def sort_descending(costs: Ints) -> Ints:
     """Return the items, the costliest first, equal ones by their number."""
     return np.argsort(-costs, kind="stable")
+
+
+def bound(costs: Ints, order: Ints, ranks: int, fewest: int) -> int:
+    """Return a lower bound on the largest load; see `bounds.bound_of_descending`."""
+    return bound_of_descending(costs[order], ranks, fewest=fewest)
 
 
 def lpt(costs: Ints, order: Ints, weights: Ints, limits: Ints) -> Ints:

@@ -47,7 +47,7 @@ def repair(
     costs: Ints,
     nbytes: Ints,
     home: Ints,
-    order: Ints,  # noqa: ARG001 (the kernels need no sort of their own then)
+    order: Ints,
     rank: Ints,
     weights: Ints,
     limits: Ints,
@@ -59,7 +59,8 @@ def repair(
 
     Taken is what leaves the lower maximum of the two ranks, where anything within `level` is equally good; with
     `thrifty` what puts the fewest bytes on the wire of that, else the first that is good enough. It ends when no load
-    is above `level`, or nothing lowers the largest. Many ranks are first evened out in pairs, unless `thrifty`.
+    is above `level`, or nothing lowers the largest. With `thrifty`, `settle` then brings home what it can; without,
+    many ranks are first evened out in pairs.
     """
     placement = Placement(costs, nbytes, home, rank, Room(weights, limits), limits.shape[1])
     search = _Search(placement, level, bool(thrifty))
@@ -73,6 +74,8 @@ def repair(
         if exchange.item < 0:
             break
         search.apply(source, exchange)
+    if thrifty:
+        _settle(placement, order, max(level, *placement.loads))
     return np.array(placement.rank, dtype=np.int64)
 
 
@@ -174,6 +177,11 @@ def settle(
 ) -> Ints:
     """Bring items home, alone or for one with fewer bytes, while no load comes to be above `level`."""
     placement = Placement(costs, nbytes, home, rank, Room(weights, limits), limits.shape[1])
+    _settle(placement, order, level)
+    return np.array(placement.rank, dtype=np.int64)
+
+
+def _settle(placement: Placement, order: Ints, level: int) -> None:
     for _ in range(PASSES):
         changed = False
         for item in order.tolist():
@@ -181,7 +189,6 @@ def settle(
                 changed |= _bring_home(placement, item, level)
         if not changed:
             break
-    return np.array(placement.rank, dtype=np.int64)
 
 
 def _bring_home(placement: Placement, item: int, level: int) -> bool:
