@@ -180,15 +180,31 @@ def _k_tuple(problem: Problem) -> Ints | None:
 
 
 def _lpt_by_size(problem: Problem) -> Ints | None:
-    size = problem.caps.tightness() if len(problem.caps.names) else problem.nbytes
-    rank = problem.methods.lpt(size, problem.methods.sort_descending(size), *problem.limits)
-    return None if rank.min() < 0 else evened(problem, rank)
+    size = _size(problem)
+    order = problem.methods.sort_descending(size)
+    rank = problem.methods.lpt(size, order, *problem.limits)
+    if rank.min() < 0:
+        rank = _even_in_size(problem, size, order)
+    return evened(problem, rank) if problem.caps.hold(rank) else None
+
+
+def _even_in_size(problem: Problem, size: Ints, order: Ints) -> Ints:
+    """Return a placement with the smallest largest size; limits that it does not keep, hardly any other keeps."""
+    n, ranks = len(size), problem.ranks
+    free = np.zeros((0, n), dtype=np.int64), np.zeros((0, ranks), dtype=np.int64)
+    level = int(problem.methods.bound(size, order, ranks, 0))
+    rank = problem.methods.lpt(size, order, *free)
+    rank = problem.methods.repair(size, size, rank, order, rank, *free, level, 2 * ranks, 0)
+    return problem.methods.trade(size, order, rank, *free, level, 32)
 
 
 def _first_fit(problem: Problem) -> Ints | None:
-    size = problem.caps.tightness() if len(problem.caps.names) else problem.nbytes
-    rank = problem.methods.first_fit(problem.methods.sort_descending(size), *problem.limits)
+    rank = problem.methods.first_fit(problem.methods.sort_descending(_size(problem)), *problem.limits)
     return None if rank.min() < 0 else evened(problem, rank)
+
+
+def _size(problem: Problem) -> Ints:
+    return problem.caps.tightness() if problem.caps.names else problem.nbytes
 
 
 def _then_evened(place: Callable[[Problem], Ints | None]) -> Callable[[Problem], Ints | None]:
