@@ -249,12 +249,7 @@ def main(
     )
     _check_choice(settings)
     records, absent = measure(settings, peers)
-    for ranks, each in sorted({(row["groups"], row["items"]) for row in records}):
-        for cost in settings.costs:
-            rows = [row for row in records if (row["groups"], row["items"], row["cost"]) == (ranks, each, cost)]
-            print_table(f"{ranks} ranks x {each} items, cost {cost}", rows, _COLUMNS)
-    for peer, reason in absent.items():
-        print(f"{peer} is absent: {reason}")
+    _print(records, absent)
     if times:
         timed = time_rows()
         print_table("the kernels alone", timed, {"groups": "", "items": "", "method": "", "cpu_us": ",.1f"})
@@ -262,6 +257,14 @@ def main(
     if chart is not None:
         draw(chart, records)
     publish("plan", records, json_file=json_file, record=record)
+
+
+def _print(records: Sequence[dict[str, Any]], absent: dict[str, str]) -> None:
+    for ranks, items, cost in sorted({(row["groups"], row["items"], row["cost"]) for row in records}):
+        rows = [row for row in records if (row["groups"], row["items"], row["cost"]) == (ranks, items, cost)]
+        print_table(f"{ranks} ranks x {items} items, cost {cost}", rows, _COLUMNS)
+    for peer, reason in absent.items():
+        print(f"{peer} is absent: {reason}")
 
 
 def _check_choice(settings: Settings) -> None:

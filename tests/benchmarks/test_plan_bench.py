@@ -20,20 +20,8 @@ from evenload.balancer.items import ItemTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COLUMNS = [
-    "workload",
-    "cost",
-    "groups",
-    "items",
-    "counts",
-    "tol",
-    "method",
-    "gap",
-    "max_over_mean",
-    "moved_fraction",
-    "moved_minimum",
-    "cpu_us",
-]
+COLUMNS = ["workload", "cost", "groups", "items", "counts", "tol", "method", "gap", "max_over_mean"]
+COLUMNS += ["moved_fraction", "moved_minimum", "cpu_us"]
 STUB = """
 def to_constant_bin_number(items, bins):
     return [{name: cost for name, cost in items.items() if name % bins == part} for part in range(bins)]

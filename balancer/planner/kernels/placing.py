@@ -205,19 +205,11 @@ def _place_freely(pool: Ints, costs: Ints, loads: Ints, low: int, rank: Ints) ->
 
 
 @part
-def _place(  # noqa: C901 (a call that passes arrays costs more than these loops)
+def _place_within(
     pool: Ints, costs: Ints, loads: Ints, room: _Room, rank: Ints
 ) -> None:
+    """Place within limits, or loads too large for keys."""
     ranks = len(loads)
-    if not len(pool):
-        return
-    low = _bits(ranks - 1)
-    if not len(room.weights):
-        # No rank that is given an item was above the mean, so none comes to be above this.
-        most = max(loads.max(), (loads.sum() + costs[pool].sum()) // ranks + costs[pool].max())
-        if _bits(most) + low <= _KEY_BITS:
-            _place_freely(pool, costs, loads, low, rank)
-            return
     heap, size = _Heap(np.empty(ranks, np.int64), np.empty(ranks, np.int64)), 0
     for place in range(ranks):
         if not _is_full(place, room):
@@ -246,6 +238,21 @@ def _place(  # noqa: C901 (a call that passes arrays costs more than these loops
         while size < end:
             size += 1
             _rise(heap, size - 1)
+
+
+@part
+def _place(pool: Ints, costs: Ints, loads: Ints, room: _Room, rank: Ints) -> None:
+    ranks = len(loads)
+    if not len(pool):
+        return
+    low = _bits(ranks - 1)
+    if not len(room.weights):
+        # No rank that is given an item was above the mean, so none comes to be above this.
+        most = max(loads.max(), (loads.sum() + costs[pool].sum()) // ranks + costs[pool].max())
+        if _bits(most) + low <= _KEY_BITS:
+            _place_freely(pool, costs, loads, low, rank)
+            return
+    _place_within(pool, costs, loads, room, rank)
 
 
 @method(ROW, ROW, TABLE, TABLE)

@@ -123,8 +123,23 @@ def _has_room(
     return True
 
 
+@part
+def _apply(problem: Problem, state: State, best: _Trade, mine: _Sums, theirs: _Sums) -> None:
+    source, target = state.ladder[-1], state.ladder[best.rung]
+    load = 0
+    for i in range(len(mine.items)):
+        if best.given >> i & 1:
+            load += problem.costs[mine.items[i]]
+            carry(problem, state, mine.items[i], target)
+    for i in range(len(theirs.items)):
+        if best.taken >> i & 1:
+            load -= problem.costs[theirs.items[i]]
+            carry(problem, state, theirs.items[i], source)
+    shift_load(state, best.rung, load)
+
+
 @method(ROW, ROW, ROW, TABLE, TABLE, NUMBER, NUMBER)
-def trade(  # noqa: C901 (as above)
+def trade(
     costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int
 ) -> Ints:
     """Lower the largest load by at most `steps` trades of several items."""
@@ -154,15 +169,5 @@ def trade(  # noqa: C901 (as above)
                 best, theirs = trial, others
         if best.rung < 0:
             break
-        target = state.ladder[best.rung]
-        load = 0
-        for i in range(len(mine.items)):
-            if best.given >> i & 1:
-                load += costs[mine.items[i]]
-                carry(problem, state, mine.items[i], target)
-        for i in range(len(theirs.items)):
-            if best.taken >> i & 1:
-                load -= costs[theirs.items[i]]
-                carry(problem, state, theirs.items[i], source)
-        shift_load(state, best.rung, load)
+        _apply(problem, state, best, mine, theirs)
     return state.rank
