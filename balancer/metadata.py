@@ -183,9 +183,9 @@ class Gathered:
     def table(self, stream: int, micro_batches: int = 1) -> tuple[ItemTable, npt.NDArray[np.float64]]:
         """Return the item table of `stream` in the first `micro_batches` of each rank, and float64 `[n]` costs."""
         places = self.entries[:, 0]
-        chosen = (places % MAX_STREAMS == stream) & (places < MAX_STREAMS * micro_batches)
         columns, home = self.entries, self.home
-        if not chosen.all():
+        if stream or micro_batches < 1 or places.any():  # else all are of the first stream and micro-batch
+            chosen = (places % MAX_STREAMS == stream) & (places < MAX_STREAMS * micro_batches)
             columns, home = columns[chosen], home[chosen]
         table = ItemTable(
             ranks=len(self.header),

@@ -67,7 +67,7 @@ class Plan:
                 f"a plan has one rank and one cost an item: {n} items, {len(self.rank)} ranks, {len(self.costs)} costs"
             )
             raise ItemError(msg)
-        if n and (self.rank.min() < 0 or self.rank.max() >= ranks):
+        if n and self.rank.view(np.uint32).max() >= ranks:  # a negative one is large there
             msg = f"an item is encoded on a rank within 0..{ranks - 1}, found {self.rank.min()}..{self.rank.max()}"
             raise ItemError(msg)
         # NumPy sorts numbers of 16 bits by radix, in a fifth of the time.

@@ -50,7 +50,7 @@ def bound_of_descending(costs: npt.NDArray[np.int64], ranks: int, *, fewest: int
     if n > ranks:
         last = np.arange(ranks + 1, n + 1, ranks)
         bound = max(bound, int((sums[last] - sums[last - np.arange(2, len(last) + 2)]).max()))
-    if fewest > 1:
+    if 1 < fewest <= n:
         top = np.arange(1, min(ranks, n // fewest) + 1)
         apart = -((sums[n - top * (fewest - 1)] - sums[n] - sums[top]) // top)
         shared = np.full(len(top), np.iinfo(np.int64).max)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Caps", "count_limits"]
 
+_UNLIMITED = (None, None, None)
 _FULL = 2**40  # an item that fills its tightest limit has this tightness
 
 
@@ -39,6 +40,9 @@ class Caps:
     @classmethod
     def of(cls, table: ItemTable, options: PlanOptions, rotation: int) -> Caps:
         """Return the limits of `options`; the planner counts ranks from rank `rotation` of the group on."""
+        if not (options.has_fixed_counts or (options.max_items, options.max_tokens, options.max_rows) != _UNLIMITED):
+            nothing = np.zeros((0, len(table)), dtype=np.int64), np.zeros((0, table.ranks), dtype=np.int64)
+            return cls(names=(), weights=nothing[0], limits=nothing[1])
         names, weights, limits = [], [], []
         if options.has_fixed_counts or options.max_items is not None:
             names.append(f"counts={options.counts!r}" if options.max_items is None else "max_items")

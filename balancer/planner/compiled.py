@@ -45,6 +45,9 @@ class Methods(Protocol):
     def sort_descending(self, costs: Ints) -> Ints:
         """Order items, the costliest first."""
 
+    def sort_thrifty(self, costs: Ints, nbytes: Ints) -> Ints:
+        """Order items, those with the fewest bytes for a unit of cost first."""
+
     def bound(self, costs: Ints, order: Ints, ranks: int, fewest: int) -> int:
         """Bound the largest load from below."""
 

@@ -89,13 +89,12 @@ def _wastes(problem: Problem, rank: Ints) -> bool:
 
 
 def _stay_first(problem: Problem) -> Ints | None:
-    ratio = problem.nbytes / np.maximum(problem.costs, 1)
     rank = problem.methods.stay_first(
         problem.costs,
         problem.nbytes,
         problem.home,
         problem.order,
-        np.argsort(ratio, kind="stable"),
+        problem.methods.sort_thrifty(problem.costs, problem.nbytes),
         *problem.limits,
         int(problem.costs.sum()) if problem.options.has_fixed_counts else problem.target,
     )
@@ -113,11 +112,12 @@ def _in_few_bytes(problem: Problem, rank: Ints) -> Ints:
     steps = problem.ranks * (8 if problem.options.has_fixed_counts else 2)
     rank = _filled(problem, rank)
     rank = problem.methods.repair(*columns, rank, *problem.limits, problem.target, steps, 1)
-    largest = int(problem.loads(rank).max())
-    if largest > problem.target and len(rank) <= _FEW * problem.ranks:
-        rank = _traded(problem, rank, largest)
-        level = max(problem.target, int(problem.loads(rank).max()))
-        rank = problem.methods.settle(*columns, rank, *problem.limits, level)
+    if len(rank) <= _FEW * problem.ranks:
+        largest = int(problem.loads(rank).max())
+        if largest > problem.target:
+            rank = _traded(problem, rank, largest)
+            level = max(problem.target, int(problem.loads(rank).max()))
+            rank = problem.methods.settle(*columns, rank, *problem.limits, level)
     return _filled(problem, rank)
 
 

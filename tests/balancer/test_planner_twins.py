@@ -30,7 +30,7 @@ class Case:
         self.nbytes = rng.integers(0, 50, items, dtype=np.int64)
         self.home = np.sort(rng.integers(0, ranks, items, dtype=np.int64))
         self.order = np.argsort(-self.costs, kind="stable")
-        self.thrifty = np.argsort(self.nbytes / np.maximum(self.costs, 1), kind="stable")
+        self.thrifty = reference.sort_thrifty(self.costs, self.nbytes)
         self.weights = rng.integers(0, 30, (caps, items), dtype=np.int64)
         self.weights[:1] = 1
         room = self.weights.sum(axis=1, keepdims=True) / ranks * rng.uniform(0.9, 2.0, (caps, 1))
@@ -57,6 +57,8 @@ def test_each_method_that_places_equals_its_reference(case: Case) -> None:
     plain, compiled = (
         (
             one.sort_descending(case.costs),
+            one.sort_thrifty(case.costs, case.nbytes),
+            np.array([one.bound(case.costs, case.order, case.ranks, fewest) for fewest in (0, 1, 3)]),
             one.lpt(case.costs, case.order, *caps),
             one.stay_first(case.costs, case.nbytes, case.home, case.order, case.thrifty, *caps, case.level),
             one.first_fit(case.order, *caps),

@@ -4,8 +4,19 @@ Importing this package compiles the methods, or loads them from numba's cache on
 """
 
 from evenload.balancer.planner.kernels.differencing import difference
-from evenload.balancer.planner.kernels.placing import bound, first_fit, lpt, sort_descending, stay_first
+from evenload.balancer.planner.kernels.placing import bound, first_fit, lpt, sort_descending, sort_thrifty, stay_first
 from evenload.balancer.planner.kernels.repairing import repair, settle
 from evenload.balancer.planner.kernels.trading import trade
 
-__all__ = ["bound", "difference", "first_fit", "lpt", "repair", "settle", "sort_descending", "stay_first", "trade"]
+__all__ = [
+    "bound",
+    "difference",
+    "first_fit",
+    "lpt",
+    "repair",
+    "settle",
+    "sort_descending",
+    "sort_thrifty",
+    "stay_first",
+    "trade",
+]

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-__all__ = ["bound", "first_fit", "lpt", "sort_descending", "stay_first"]
+__all__ = ["bound", "first_fit", "lpt", "sort_descending", "sort_thrifty", "stay_first"]
 
 _FEW = 2048  # items; fewer are sorted by digits of 8 bits, whose counts are sooner summed up than those of 11
 _KEY_BITS = 62
+RATIO_SHIFT = 22  # as in `reference.placing`
 
 
 @part
@@ -71,6 +72,21 @@ def sort_descending(costs: Ints) -> Ints:
     for item in range(n):
         keys[item] = (largest - costs[item]) << low | item
     keys = _radix(keys, low, low + high)
+    for item in range(n):
+        keys[item] &= (1 << low) - 1
+    return keys
+
+
+@method(ROW, ROW)
+def sort_thrifty(costs: Ints, nbytes: Ints) -> Ints:
+    """Return the items, those first of which a unit of cost has the fewest bytes."""
+    n = len(costs)
+    bits = (nbytes / np.maximum(costs, 1)).view(np.int64) >> RATIO_SHIFT
+    low = _bits(n - 1) if n else 0
+    high = _bits(bits.max()) if n else 0
+    if n < 2 or low + high > _KEY_BITS:
+        return np.argsort(bits, kind="mergesort")
+    keys = _radix(bits << low | np.arange(n), low, low + high)
     for item in range(n):
         keys[item] &= (1 << low) - 1
     return keys
@@ -205,9 +221,7 @@ def _place_freely(pool: Ints, costs: Ints, loads: Ints, low: int, rank: Ints) ->
 
 
 @part
-def _place_within(
-    pool: Ints, costs: Ints, loads: Ints, room: _Room, rank: Ints
-) -> None:
+def _place_within(pool: Ints, costs: Ints, loads: Ints, room: _Room, rank: Ints) -> None:
     """Place within limits, or loads too large for keys."""
     ranks = len(loads)
     heap, size = _Heap(np.empty(ranks, np.int64), np.empty(ranks, np.int64)), 0

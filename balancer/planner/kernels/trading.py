@@ -139,9 +139,7 @@ def _apply(problem: Problem, state: State, best: _Trade, mine: _Sums, theirs: _S
 
 
 @method(ROW, ROW, ROW, TABLE, TABLE, NUMBER, NUMBER)
-def trade(
-    costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int
-) -> Ints:
+def trade(costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int) -> Ints:
     """Lower the largest load by at most `steps` trades of several items."""
     problem = problem_of(costs, costs, rank, weights, limits)
     state = begin(problem, order, rank)

@@ -21,8 +21,19 @@ Ties between ranks go to the lower number; `plan` renumbers the ranks in every w
 """
 
 from evenload.balancer.planner.reference.differencing import difference
-from evenload.balancer.planner.reference.placing import bound, first_fit, lpt, sort_descending, stay_first
+from evenload.balancer.planner.reference.placing import bound, first_fit, lpt, sort_descending, sort_thrifty, stay_first
 from evenload.balancer.planner.reference.repairing import repair, settle
 from evenload.balancer.planner.reference.trading import trade
 
-__all__ = ["bound", "difference", "first_fit", "lpt", "repair", "settle", "sort_descending", "stay_first", "trade"]
+__all__ = [
+    "bound",
+    "difference",
+    "first_fit",
+    "lpt",
+    "repair",
+    "settle",
+    "sort_descending",
+    "sort_thrifty",
+    "stay_first",
+    "trade",
+]
