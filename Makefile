@@ -31,7 +31,8 @@ lint: $(STAMP)  ## Check style, types, import rules and the rules of the house
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
-bench: $(STAMP)  ## Measure: reordering alone, the loader, training steps
+bench: $(STAMP)  ## Measure: the planner, reordering alone, the loader, training steps
+	$(BIN)/python -m benchmarks.plan --times $(ARGS)
 	$(BIN)/python -m benchmarks.reorder $(ARGS)
 	$(BIN)/python -m benchmarks.loader $(ARGS)
 	$(BIN)/python -m benchmarks.step $(ARGS)

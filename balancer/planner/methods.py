@@ -49,6 +49,7 @@ Method = Literal[
 METHODS: tuple[str, ...] = get_args(Method)
 
 _FEW = 16  # items a rank up to which a repair also trades several at a time
+_MANY = 32  # ranks from which on there are so many partners that swaps alone may move less than stay_first
 _WASTE = 1.25  # times the bytes that ranks have too much; above that a second way is tried
 
 
@@ -71,7 +72,8 @@ def thrifty(problem: Problem) -> tuple[Ints | None, str]:
         # Each item that leaves a rank needs one that comes back. Limits that the window as loaded breaks go by counts.
         return (swaps(problem), "swaps") if problem.caps.hold(problem.home) else (_stay_first(problem), "stay_first")
     rank = _stay_first(problem)
-    if rank is not None and len(problem.costs) <= _FEW * problem.ranks and _wastes(problem, rank):
+    is_worth_it = problem.ranks >= _MANY and len(problem.costs) <= _FEW * problem.ranks
+    if rank is not None and is_worth_it and _wastes(problem, rank):
         other = swaps(problem)
         reached = max(problem.target, int(problem.loads(rank).max()))
         if other is not None and problem.loads(other).max() <= reached:

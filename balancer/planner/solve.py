@@ -32,6 +32,7 @@ __all__ = ["plan"]
 
 _LARGEST_SUM = 2.0**62
 _CLEAR = 11  # missing the target by more than 2**-11 of the bound is worth another look at the bound
+_CLOSE = 12  # within 2**-12 of the bound, no second placement is tried
 _BOUNDED = 8192  # items up to which that look takes less than a millisecond
 
 _REASONS = {
@@ -146,7 +147,7 @@ def _auto(problem: Problem) -> tuple[Candidate, str]:
     for trial in _trials(problem):
         if best is None or _is_better(problem, trial, best):
             best = trial
-        if trial.largest <= problem.target:
+        if trial.largest <= problem.target + (problem.bound >> _CLOSE if trial.method == "lpt_repaired" else 0):
             break
     if best is None:
         best = _rescue(problem)

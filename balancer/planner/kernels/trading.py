@@ -18,7 +18,9 @@ __all__ = ["trade"]
 
 # As in `reference.trading`.
 TRADERS = 8
-TRADED = 8
+TRADED = 7
+COUNTED = 6
+WORTH = 8
 ENOUGH = 16
 
 
@@ -34,8 +36,9 @@ class _Sums(NamedTuple):
 @part
 def _sums(costs: Ints, state: State, rank: int, by_count: int) -> _Sums:
     """Return the subsets of the cheapest items of `rank`, in one row, or in one a number of items."""
-    items, size, item = np.empty(TRADED, np.int64), 0, state.first[rank]
-    while item >= 0 and size < TRADED:
+    most = COUNTED if by_count else TRADED
+    items, size, item = np.empty(most, np.int64), 0, state.first[rank]
+    while item >= 0 and size < most:
         items[size] = item
         size, item = size + 1, state.link[1, item]
     rows = size + 1 if by_count else 1
@@ -168,4 +171,6 @@ def trade(costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, lev
         if best.rung < 0:
             break
         _apply(problem, state, best, mine, theirs)
+        if (high - best.larger) * WORTH < high - level:
+            break
     return state.rank

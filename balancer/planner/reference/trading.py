@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["trade"]
 
 TRADERS = 8  # ranks that are looked at, the lightest ones
-TRADED = 8  # items of each rank that take part, the cheapest ones
+TRADED = 7  # items of each rank that take part, the cheapest ones,
+COUNTED = 6  # or so many where counts are limited
+WORTH = 8  # a trade that gains less than one 8th of what is above the level is the last
 
 
 class _Trade(NamedTuple):
@@ -67,12 +69,14 @@ def trade(
             placement.carry(item, best.target)
         for item in best.taken:
             placement.carry(item, source)
+        if (high - best.larger) * WORTH < high - level:
+            break
     return np.array(placement.rank, dtype=np.int64)
 
 
 def _sums(placement: Placement, rank: int, by_count: bool) -> list[Sums]:
     """Return the sums of the subsets of the cheapest items of `rank`, in one list, or in one a number of items."""
-    held = placement.held[rank][:TRADED]
+    held = placement.held[rank][: COUNTED if by_count else TRADED]
     found: list[Sums] = [[(0, 0)], *([] for _ in range(len(held) if by_count else 0))]
     for bit, (cost, _) in enumerate(held):
         for row in range(len(found) - 1, by_count - 1, -1):
