@@ -50,6 +50,7 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 _FEW = 16  # items a rank up to which a repair also trades several at a time
 _MANY = 32  # ranks from which on there are so many partners that swaps alone may move less than stay_first
+_CROWD = 128  # ranks; with more, one of many partners fits well enough, and to look for a better one takes long
 _WASTE = 1.25  # times the bytes that ranks have too much; above that a second way is tried
 
 
@@ -148,11 +149,11 @@ def _steps(problem: Problem) -> int:
     ranks = problem.ranks
     if problem.options.has_fixed_counts:
         return min(8 * ranks, 256)  # a swap lowers a rank by less than a move does
-    return min(2 * ranks, 128) if ranks <= 128 else 64
+    return min(2 * ranks, 128) if ranks <= _CROWD else 64
 
 
 def _traded(problem: Problem, rank: Ints, largest: int) -> Ints:
-    if largest <= problem.target or len(rank) > _FEW * problem.ranks:
+    if largest <= problem.target or len(rank) > _FEW * problem.ranks or problem.ranks > _CROWD:
         return rank
     steps = min(8 * problem.ranks, 16 if problem.options.has_fixed_counts and problem.ranks > 16 else 32)
     return problem.methods.trade(problem.costs, problem.order, rank, *problem.limits, problem.target, steps)

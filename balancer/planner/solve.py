@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _LARGEST_SUM = 2.0**62
-_CLEAR = 11  # missing the target by more than 2**-11 of the bound is worth another look at the bound
+_CLEAR = 10  # missing the target by more than 2**-10 of the bound is worth another look at the bound
 _CLOSE = 12  # within 2**-12 of the bound, no second placement is tried
 _BOUNDED = 8192  # items up to which that look takes less than a millisecond
 

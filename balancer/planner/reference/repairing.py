@@ -26,7 +26,7 @@ WIDE = 2**15  # Where none of them helps, it looks at further ones, until they h
 REACH = 16  # exchanges of one item with one rank that are tried, in each direction of cost
 ENOUGH = 16  # a repair that need not be thrifty is content within one 16th of the most that it could gain
 MANY = 32  # ranks from which on they are first evened out in pairs,
-ROUNDS = 4  # so many times
+ROUNDS = 3  # so many times
 PASSES = 3  # over all items when they are brought home
 
 
