@@ -50,6 +50,11 @@ def test_the_bound_for_many_items_is_below_that(ranks: list[list[tuple[int, int]
     assert found <= sum(cheapest(rank, level) for rank in ranks)
 
 
+def test_the_search_goes_on_until_nothing_is_better() -> None:
+    ranks = [[(10, 10), (9, 9)]]  # the first choice, 10 bytes, covers 9 as well
+    assert least_moved_bytes(*columns(ranks), 10) == 9
+
+
 def test_many_equal_items_leave_as_if_they_were_divisible() -> None:
     ranks = [[(10, 7)] * 100, [(1, 1)]]
     assert least_moved_bytes(*columns(ranks), 755) == -(-245 * 7 // 10)  # 24.5 items of 7 bytes

@@ -103,9 +103,12 @@ def test_the_example_of_megascale_omni(lengths: list[list[int]], loads: list[int
     assert sorted(planned(lengths, method=method, tol=0.0).loads_after) == loads
 
 
-def test_k_tuples_come_out_equal() -> None:
-    found = planned([[9, 8, 7], [6], [5, 4, 3, 2], [], [1]], method="k_tuple", rotation=3)
-    assert sorted(np.diff(found.offsets)) == [1, 2, 2, 2, 2]
+@pytest.mark.parametrize("counts", ["free", "equal"])
+def test_k_tuples_come_out_equal(counts: str) -> None:
+    for rotation in range(5):
+        lengths = [[9, 8, 7], [6], [5, 4, 3, 2], [], [1, 1, 1]]
+        found = planned(lengths, method="k_tuple", rotation=rotation, counts=counts)
+        assert sorted(np.diff(found.offsets)) == [2, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "auto"])
