@@ -111,6 +111,11 @@ def test_k_tuples_come_out_equal(counts: str) -> None:
         assert sorted(np.diff(found.offsets)) == [2, 2, 2, 2, 3]
 
 
+def test_k_tuples_go_where_counts_allow_one_more() -> None:
+    found = planned([[9], [8, 7], [6], [5, 4], [3]], method="k_tuple", counts="kept")
+    assert np.diff(found.offsets).tolist() == [1, 2, 1, 2, 1]
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "auto"])
 def test_degenerate_windows(method: str) -> None:
     assert planned([[], []], method=method).method == "as_loaded"
