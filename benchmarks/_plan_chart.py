@@ -45,6 +45,7 @@ def _panel(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_ylim(_FLOOR / 2, 200)
+    axis.set_xlim(10, 3e6)
     axis.set_xlabel("microseconds of one core", fontsize=8)
     axis.set_ylabel("largest load above its bound, %", fontsize=8)
     axis.tick_params(labelsize=7)
@@ -54,4 +55,4 @@ def _panel(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         gap = 100 * max(statistics.fmean(row["gap"] for row in mine), _FLOOR)
         colour = _CHOICE if method == "auto" else (_OWN if method in _OWN_METHODS else _PEER)
         axis.plot([time], [gap], "o", color=colour, markersize=6)
-        axis.annotate(method, (time, gap), (4, 3), textcoords="offset points", fontsize=7, color=_INK)
+        axis.annotate(method, (time, gap), (4, 3), textcoords="offset points", fontsize=6, color=_INK)

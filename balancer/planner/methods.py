@@ -149,7 +149,9 @@ def _steps(problem: Problem) -> int:
     ranks = problem.ranks
     if problem.options.has_fixed_counts:
         return min(8 * ranks, 256)  # a swap lowers a rank by less than a move does
-    return min(2 * ranks, 128) if ranks <= _CROWD else 64
+    if ranks <= _CROWD:
+        return min(2 * ranks, 128)
+    return 64 if len(problem.costs) <= _FEW * ranks else 2 * ranks  # many items take their time anyway
 
 
 def _traded(problem: Problem, rank: Ints, largest: int) -> Ints:
