@@ -67,7 +67,7 @@ class Settings:
 
     mixed: ImageBatches = field(
         default_factory=lambda: ImageBatches(
-            samples=6, images=(1, 3), patches=64, sigma=1.2, cut=2048, patch_values=2 * 3 * _PATCH**2
+            samples=4, images=(1, 2), patches=96, sigma=1.5, cut=4096, patch_values=2 * 3 * _PATCH**2
         )
     )
     even: ImageBatches = field(
