@@ -104,6 +104,19 @@ class Methods(Protocol):
     def trade(self, costs: Ints, order: Ints, rank: Ints, weights: Ints, limits: Ints, level: int, steps: int) -> Ints:
         """Lower the largest load by trades of several items."""
 
+    def place_gangs(
+        self, part: Ints, degree: Ints, home: Ints, members: Ints, begin: Ints, held: Ints, level: int
+    ) -> Ints:
+        """Place items that several ranks encode together."""
+
+    def place_vector(
+        self, costs: Ints, targets: Ints, home: Ints, order: Ints, weights: Ints, limits: Ints, stay: int
+    ) -> Ints:
+        """Place items with a cost in each of several phases."""
+
+    def repair_vector(self, costs: Ints, targets: Ints, rank: Ints, weights: Ints, limits: Ints, steps: int) -> Ints:
+        """Lower the largest normalised load by moves and swaps."""
+
 
 def methods(items: int, implementation: Implementation | None = None) -> Methods:
     """Return the methods to plan a window of `items` items with. By default this never waits for a compilation.

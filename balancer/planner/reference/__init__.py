@@ -17,20 +17,27 @@ Ties between ranks go to the lower number; `plan` renumbers the ranks in every w
     differencing.py  largest differencing, of single items or of groups
     repairing.py     moves and swaps of single items; bringing items home
     trading.py       trades of several items
+    gangs.py         items that several ranks encode together
+    vector.py        items with a cost in each of several phases
     placement.py     what the last two work on
 """
 
 from evenload.balancer.planner.reference.differencing import difference
+from evenload.balancer.planner.reference.gangs import place_gangs
 from evenload.balancer.planner.reference.placing import bound, first_fit, lpt, sort_descending, sort_thrifty, stay_first
 from evenload.balancer.planner.reference.repairing import repair, settle
 from evenload.balancer.planner.reference.trading import trade
+from evenload.balancer.planner.reference.vector import place_vector, repair_vector
 
 __all__ = [
     "bound",
     "difference",
     "first_fit",
     "lpt",
+    "place_gangs",
+    "place_vector",
     "repair",
+    "repair_vector",
     "settle",
     "sort_descending",
     "sort_thrifty",
