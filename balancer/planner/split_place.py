@@ -171,6 +171,9 @@ def place_rest(window: Window, gangs: Gangs, found: Placed, level: int) -> bool:
         for item, _, _, chosen in found.gangs:
             for rank in chosen:
                 room.take_part(item, len(chosen), rank)
+            if room.is_exceeded():
+                found.stuck = item
+                return False
     found.loads = list(found.ready)
     return _Rest(window, found, room, level, {item for item, _ in gangs.items}, gangs.leaving).place()
 

@@ -211,6 +211,10 @@ class Room:
                 return False
         return True
 
+    def is_exceeded(self) -> bool:
+        """Whether some rank holds more than it may."""
+        return any(max(used) > limit for used, limit in zip(self.used, self._window.limits, strict=True))
+
     def take(self, item: int, rank: int) -> None:
         """Put a whole item on a rank."""
         for used, weight in zip(self.used, self._window.weights, strict=True):

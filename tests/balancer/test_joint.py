@@ -137,6 +137,13 @@ def test_phases_are_brought_to_one_unit() -> None:
     assert found.plan.method == "as_loaded"
 
 
+def test_every_phase_counts() -> None:
+    table = ItemTable.from_lengths([[1, 1], [1, 1]])
+    phases = [Costs(values=np.array(row), exponent=0) for row in ([1, 1, 1, 1], [5, 5, 0, 0])]
+    found = plan_joint(table, phases, PlanOptions())
+    assert (found.time_before, found.time) == (12, 7)
+
+
 def test_bytes_that_cost_too_much_leave_the_window_as_it_is() -> None:
     table, costs = wide(1, 4, 8)
     assert plan_joint(table, costs, PlanOptions(cost_per_byte=1e-9)).plan.moved_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.workloads import SYNTHETIC, costs_of
@@ -43,6 +43,7 @@ def flat_or_none(table: ItemTable, chosen: PlanOptions, rotation: int) -> Plan |
         return None
 
 
+@example([[], [0, 5000, 0, 5000], []], 1, PlanOptions(tol=0.0, min_items=1), 0)
 @given(windows, st.integers(1, 4), options, st.integers(0, 9))
 def test_limits_hold_and_it_is_near_the_flat_plan(
     lengths: list[list[int]], node: int, chosen: PlanOptions, rotation: int
