@@ -78,8 +78,8 @@ class Settings:
     width: int = 192
     depth: int = 6
     distinct: int = 10
-    steps: int = 20
-    repeat: int = 5
+    steps: int = 10
+    repeat: int = 3
     seed: int = 0
 
 
@@ -231,9 +231,9 @@ _TIMES = {"wrapper": "", **{f"{case}_{name}_ms": ".1f" for case in ("mixed", "ev
 
 def main(
     ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each; at most as many as cores.")] = 2,
-    wrappers: Annotated[str, typer.Option(help=f"Of {', '.join(WRAPPERS)}, separated by commas.")] = "ddp,plain",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 20,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 5,
+    wrappers: Annotated[str, typer.Option(help=f"Of {', '.join(WRAPPERS)}, separated by commas.")] = "ddp",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 10,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of batches and weights.")] = 0,
     json_file: JsonOption = None,
     record: RecordOption = False,
