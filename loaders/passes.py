@@ -78,7 +78,7 @@ class Balanced:
         began = time.perf_counter()
         window = self._prefetcher.get()
         if window is None:
-            self._hand(functools.partial(self._bookmark.end, self._source.at_end()))
+            self._hand(functools.partial(self._bookmark.stand_at, self._source.at_end()))
             raise StopIteration
         metrics = dataclasses.replace(window.metrics, wait_s=time.perf_counter() - began)
         self._hand(functools.partial(self._record, metrics))
@@ -104,7 +104,7 @@ class Unbalanced:
         batch = self._source.next()
         self._source.mark()
         if batch is END:
-            self._hand(functools.partial(self._bookmark.end, self._source.at_end()))
+            self._hand(functools.partial(self._bookmark.stand_at, self._source.at_end()))
             raise StopIteration
         for number, adapter in enumerate(self._adapters):
             batch = adapter.put(batch, self._ticket(number, adapter, batch))

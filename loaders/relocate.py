@@ -210,7 +210,7 @@ class AsLoaded:
         batch = self._source.next()
         self._source.mark()
         if batch is END:
-            self._bookmark.end(self._source.at_end())
+            self._bookmark.stand_at(self._source.at_end())
             raise StopIteration
         self._bookmark.move(self._source.place, ())
         if not self._relocation.collation.is_own:

@@ -78,7 +78,7 @@ class Source:
                 self.mark()
             else:
                 self.place, self._is_exhausted = resume, resume.exhausted
-            self._bookmark.place = self.place
+            self._bookmark.stand_at(self.place)
             self._first = self._pull()
         except EvenloadError as error:
             self._fault = error

@@ -99,11 +99,13 @@ class Bookmark:
 
     def move(self, place: Place | None, schemas: Sequence[str]) -> None:
         """Note what the user has just been handed."""
-        self.place, self.schemas = place, tuple(schemas)
+        self.stand_at(place)
+        self.schemas = tuple(schemas)
 
-    def end(self, place: Place | None) -> None:
-        """Note that the pass is over."""
-        self.place = place
+    def stand_at(self, place: Place | None) -> None:
+        """Note where the pass stands, at its begin and at its end; one that keeps no state goes on to say why."""
+        if self.is_kept:
+            self.place = place
 
 
 _ELSEWHERE = Place(

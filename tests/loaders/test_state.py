@@ -334,3 +334,21 @@ def test_a_state_stays_while_the_background_draws_on(on_ranks: Any) -> None:
         return [loader.state_dict()["loader"]["next"], *(loader.state_dict()["loader"]["next"] for _ in iterator)]
 
     assert on_ranks([inner], work, items=ITEMS, prefetch=5) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_a_pass_over_another_loader_has_no_state_of_this_one(on_ranks: Any, balance: bool) -> None:
+    def work(loader: BalancedLoader, comm: LocalComm) -> None:
+        passed = iter(loader.over(stateful("map-style", comm.rank, 4)))
+        for _ in range(2):  # before the first batch, and behind it
+            with pytest.raises(errors.StateError, match="found the last pass over another one"):
+                loader.state_dict()
+            next(passed)
+        for _ in passed:
+            pass
+        with pytest.raises(errors.StateError, match="found the last pass over another one"):
+            loader.state_dict()
+        next(iter(loader))
+        assert loader.state_dict()["ended"] is False
+
+    on_ranks([stateful("map-style", rank, 6) for rank in range(2)], work, items=ITEMS, balance=balance)
