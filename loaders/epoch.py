@@ -17,11 +17,16 @@ _SAMPLERS = ("batch_sampler", "sampler")
 _DATASETS = ("dataset", "datasets")
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
+def set_epoch(loader: Any, epoch: int, *, copied: Any = None) -> None:
     """Call `set_epoch(epoch)` on `loader` where it has it, else on each of its parts that has it, once each.
 
     The parts are its `batch_sampler`, `sampler` and `dataset`, and what these wrap under the same names (`Subset`,
     `ConcatDataset` and their like). A part that has the method passes it on itself.
+
+    Args:
+        loader: any loader.
+        epoch: number of the epoch.
+        copied: a copy of it that shares its parts, with workers of its own.
     """
     seen: set[int] = set()
     if _told(loader, epoch, seen, inside=()):
@@ -29,7 +34,8 @@ def set_epoch(loader: Any, epoch: int) -> None:
     told_dataset = _told(getattr(loader, "dataset", None), epoch, seen, inside=_DATASETS)
     for name in _SAMPLERS:
         _told(getattr(loader, name, None), epoch, seen, inside=_SAMPLERS)
-    _renew(loader, told_dataset=told_dataset)
+    for one in (loader, copied):
+        _renew(one, told_dataset=told_dataset)
 
 
 def _told(part: Any, epoch: int, seen: set[int], *, inside: tuple[str, ...]) -> bool:

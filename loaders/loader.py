@@ -177,7 +177,7 @@ class BalancedLoader:
             self._told_epoch = epoch
             return
         self._told_epoch = None
-        set_epoch(self._loader, epoch)
+        set_epoch(self._loader, epoch, copied=None if self._relocation is None else self._relocation.copied)
 
     def use_phantoms(self) -> None:
         """Give every adapter `phantom=True`: a rank without items encodes one all-zero item instead of nothing.

@@ -64,6 +64,11 @@ class Relocation:
         """Return what ranks must have in common."""
         return f"restore=False; weight_key={self.weight_key!r}"
 
+    @property
+    def copied(self) -> Any:
+        """The copy of the loader that samples are drawn from; `None` where it is drawn from itself."""
+        return getattr(self.source, "copied", None)
+
     def source_of(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return lists of samples: of the loader that these settings were made for, or of another of its kind."""
         return self.source if loader is self.loader else raw_samples(loader, None)[0]

@@ -90,7 +90,7 @@ def raw_samples(
     raw.pin_memory = False
     pins = loader.pin_memory and torch.accelerator.is_available()
     pins = pins and torch.accelerator.current_accelerator() != torch.device("mps")  # as torch has it
-    return _Opened(quiet(raw)), Collation(function=loader.collate_fn, pins=pins, is_own=True)
+    return _Opened(raw), Collation(function=loader.collate_fn, pins=pins, is_own=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,9 @@ class _Uncollated:
 class _Opened:
     """The copied loader, whose batches are lists of samples whoever fetched them."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, copied: DataLoader[Any]) -> None:
+        self.copied = copied
+        self._loader: Any = quiet(copied)
 
     def state_dict(self) -> Any:
         """Return the copied loader's state."""

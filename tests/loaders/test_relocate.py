@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from evenload.balancer.errors import SourceError
 from evenload.balancer.local import LocalComm, run_ranks_local
@@ -250,3 +250,33 @@ def test_bits_survive(on_ranks: Any) -> None:
     found = on_ranks(batches, lambda loader, _: [s["ids"] for b in loader for s in b], **WHOLE)
     before = sorted(bits(sample["ids"]) for rank in batches for batch in rank for sample in batch)
     assert sorted(bits(ids) for rank in found for ids in rank) == before
+
+
+class Epochs(Dataset[Any]):
+    """Samples that tell the epoch that their dataset was told, wherever its copy lives."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: int) -> Any:
+        return {"ids": torch.arange(at + 1), "epoch": self.epoch}
+
+
+def test_an_epoch_reaches_the_persistent_workers_that_samples_come_from(on_ranks: Any) -> None:
+    """They belong to a copy of the user's loader."""
+
+    def work(loader: BalancedLoader, comm: LocalComm) -> list[list[int]]:
+        found = []
+        for epoch in (0, 1, 2):
+            loader.set_epoch(epoch)
+            found.append([one["epoch"] for batch in loader for one in batch])
+        return found
+
+    workers: Any = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    data = DataLoader(Epochs(), batch_size=2, collate_fn=list, **workers)
+    assert on_ranks([data], work, items=whole_samples("ids"), restore=False) == [[[0] * 4, [1] * 4, [2] * 4]]
