@@ -22,7 +22,7 @@ class Topology:
 
     Attributes:
         node: int32 `[ranks]`, the node of each rank.
-        domain: int32 `[ranks]`, its NVLink domain; by default each node is one.
+        domain: int32 `[ranks]`, its NVLink domain.
         nodes: number of nodes; derived.
         domains: number of domains; derived.
 
@@ -31,14 +31,12 @@ class Topology:
     """
 
     node: npt.NDArray[np.int32]
-    domain: npt.NDArray[np.int32] = None  # type: ignore[assignment]
+    domain: npt.NDArray[np.int32]
     nodes: int = field(init=False)
     domains: int = field(init=False)
 
     def __post_init__(self) -> None:
-        node = _numbered(self.node)
-        given: npt.ArrayLike | None = self.domain
-        domain = node if given is None else _numbered(given)
+        node, domain = _numbered(self.node), _numbered(self.domain)
         if not len(node) or len(node) != len(domain):
             msg = f"a topology has one node and one domain a rank, found {len(node)} and {len(domain)}"
             raise ValueError(msg)
@@ -75,8 +73,8 @@ class Topology:
                 f"found ranks={ranks}, node={node}, domain={domain}"
             )
             raise ValueError(msg)
-        rank = np.arange(ranks)
-        return cls(node=rank // node, domain=rank // domain)  # type: ignore[arg-type]
+        rank = np.arange(ranks, dtype=np.int32)
+        return cls(node=rank // node, domain=rank // domain)
 
     @property
     def ranks(self) -> int:

@@ -29,7 +29,7 @@ def test_a_topology_of_equal_nodes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"node": []}, "one node and one domain a rank"),
+        ({"node": [], "domain": []}, "one node and one domain a rank"),
         ({"node": [0, 1], "domain": [0]}, "found 2 and 1"),
         ({"node": [0, 0], "domain": [0, 1]}, "inside one NVLink domain"),
     ],
