@@ -49,7 +49,6 @@ _INJECTED = ("image", "video")  # what mm_encoder_outputs may name
 _ROWS = ("pooler_output", "deepstack_features")  # what a model reads of an encoder's output
 _UNREAD = ("last_hidden_state", "hidden_states", "attentions")  # one entry a patch or layer: of no use at home
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # DDP, torch.compile, FSDP1
-_hooks: weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 _with_tickets: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have trained on tickets
 
 
@@ -63,13 +62,14 @@ def __getattr__(name: str) -> Any:
 class BalanceHandle:
     """What `balance` returns; `remove()` takes the hook out again."""
 
-    def __init__(self, *hooks: Any) -> None:
-        self._hooks = hooks
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
 
     def remove(self) -> None:
         """Make the model what it was. Idempotent."""
-        for hook in self._hooks:
-            hook.remove()
+        for hooks in (self._root._forward_pre_hooks, self._root._forward_hooks):  # noqa: SLF001 - a copy has no handles
+            for number in [number for number, hook in hooks.items() if hook in (_encode_tickets, _put_methods_back)]:
+                del hooks[number]
 
 
 def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHandle:
@@ -103,11 +103,9 @@ def balance(model: nn.Module, loader: BalancedLoader | None = None) -> BalanceHa
         loader.use_phantoms()
     teach_skipping()
     if _encode_tickets not in root._forward_pre_hooks.values():  # noqa: SLF001 - torch has no public way to ask
-        _hooks[root] = (
-            root.register_forward_pre_hook(_encode_tickets, with_kwargs=True),
-            root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True),
-        )
-    return BalanceHandle(*_hooks.get(root, ()))
+        root.register_forward_pre_hook(_encode_tickets, with_kwargs=True)
+        root.register_forward_hook(_put_methods_back, with_kwargs=True, always_call=True)
+    return BalanceHandle(root)
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -270,8 +270,12 @@ def test_balancing_once_more_is_for_another_loader() -> None:
     handles.append(evenload.hf.balance(model, loader))
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
     assert loader._settings.adapters[0].phantom
+    copied = copy.deepcopy(model)
     handles[1].remove()
     assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    evenload.hf.balance(copied).remove()
+    assert not copied._forward_pre_hooks
     evenload.hf.balance(model)
     assert len(model._forward_pre_hooks) == 1
 
